@@ -1,0 +1,36 @@
+// One row of activations as kernels see it: f32, int8 groups, or both.
+//
+// The int8 form ("q8 row") of a row of k values lies in one 64-byte aligned piece of memory:
+//   int8  q[k]                 round-to-nearest-even of x / scale, in [-127, 127]
+//   f32   scale[ceil(k / 32)]  max |x| of a group of 32, / 127
+//   i16   sum[ceil(k / 16)]    sum of q over each 16
+// k is a multiple of 32. Each part begins on a 64-byte border.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace takt {
+
+inline constexpr int64_t kGroup = 32;
+inline constexpr int64_t kHalfGroup = 16;
+
+inline constexpr size_t align64(size_t n) { return (n + 63) & ~size_t{63}; }
+
+struct Q8Row {
+  const int8_t* q;
+  const float* scale;
+  const int16_t* sum;
+};
+
+inline constexpr size_t q8_row_bytes(int64_t k) {
+  return align64(size_t(k)) + align64(size_t(k / kGroup) * 4) + align64(size_t(k / kHalfGroup) * 2);
+}
+
+inline Q8Row q8_row_at(const std::byte* row, int64_t k) {
+  const std::byte* scale = row + align64(size_t(k));
+  const std::byte* sum = scale + align64(size_t(k / kGroup) * 4);
+  return {reinterpret_cast<const int8_t*>(row), reinterpret_cast<const float*>(scale),
+          reinterpret_cast<const int16_t*>(sum)};
+}
+
+}  // namespace takt

@@ -1,0 +1,71 @@
+// Packed weights and the products with them. Every function is pure: it reads its arguments and
+// writes `out`, so that a tile may be computed twice by two threads and either result taken.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "kernels/activation.h"
+
+namespace takt {
+
+// Storage types of a model file; values are those of the Python enum's order in bindings.
+enum class QuantType : uint8_t {
+  kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K
+};
+
+// One matrix of the model file: `rows` x `cols`, `raw` as the file stores it.
+struct RawMatrix {
+  const std::byte* raw;
+  QuantType type;
+  int64_t rows;
+  int64_t cols;
+};
+
+// Rows of one or more matrices, stacked, repacked into panels of 16 rows for streaming.
+// A stack may mix storage types; a panel never does, so each part but the last must have a
+// multiple of 16 rows (otherwise its last panel is padded with zero rows, and rows keep their
+// numbers: `row_of_panel` accounts for it).
+class PackedWeight {
+ public:
+  virtual ~PackedWeight() = default;
+  virtual int64_t rows() const = 0;  // logical output features
+  virtual int64_t cols() const = 0;  // K
+  virtual bool needs_q8() const = 0;   // some part takes int8 rows
+  virtual bool needs_f32() const = 0;  // some part takes f32 rows
+  virtual size_t bytes() const = 0;    // memory it holds
+};
+
+// Packs with `num_threads` threads. `bias` has rows() floats or is null; it is copied.
+// Throws std::invalid_argument with a sentence if shapes do not agree.
+std::unique_ptr<PackedWeight> pack_weight(std::span<const RawMatrix> parts, const float* bias,
+                                          int num_threads);
+
+// The rows a product is taken with: pointer arrays of m entries each; the one that the weight does
+// not need may be null. Rows are contiguous along K.
+struct ActivationRows {
+  const Q8Row* q8;
+  const float* const* f32;
+  int m;
+};
+
+// out[i * out_stride + (n - n0)] = sum_k x[i][k] * w[n][k] + bias[n] for n in [n0, n1), i < m.
+// n0 is a multiple of 16. The value of an element does not depend on n0, n1, m or i: group sums are
+// exact integers and are added in the order of K, whatever the blocking.
+void linear(const PackedWeight& w, int64_t n0, int64_t n1, const ActivationRows& x, float* out,
+            int64_t out_stride);
+
+// out[k] = w[row][k] * scale, dequantised; out has cols() floats.
+void embed_row(const PackedWeight& w, int64_t row, float scale, float* out);
+
+// Writes a q8 row (see activation.h) of k values. A group of zeros has scale 0.
+void quantize_row(const float* x, int64_t k, std::byte* q8_row);
+
+// Instruction sets the kernels were built for, in order of preference; "generic" is always last.
+// `select_isa` picks one by name for the process (tests), or the best the CPU has when null.
+std::span<const char* const> available_isas();
+const char* selected_isa();
+void select_isa(const char* name);
+
+}  // namespace takt

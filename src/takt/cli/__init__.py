@@ -1,0 +1,1 @@
+"""The command line: parses, calls, prints. No logic of its own."""

@@ -1,0 +1,162 @@
+"""Every default, once. A field's metadata is its flag's help and its row in docs/reference."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from takt.errors import ConfigError
+
+
+def _option(default: Any, help_text: str, **extra: Any) -> Any:
+    return field(default=default, metadata={"help": help_text, **extra})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfigOptions:
+    """What to load and how to compute."""
+
+    model: str = _option("smollm2-135m", "Alias, Hub id, GGUF file or Hugging Face directory.")
+    tokenizer: str | None = _option(None, "Path of a tokenizer.json to use instead of the model's.")
+    max_model_len: int | None = _option(
+        None, "Longest prompt plus output, in tokens; the model's own limit if not given."
+    )
+    dtype: str = _option(
+        "auto",
+        "auto keeps the file's packed weights with int8 activations; float32 computes everything "
+        "in fp32; bfloat16 and float16 store unpacked weights in that type.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    backend: str = _option("native", "native, or torch (eager, an oracle).",
+                           choices=("native", "torch"))
+    num_threads: int | None = _option(
+        None, "Threads of a step; the CPUs this process may use if not given."
+    )
+    enforce_eager: bool = _option(False, "Call operators one by one instead of replaying.")
+    load_format: str = _option("auto", "auto, gguf or safetensors.",
+                               choices=("auto", "gguf", "safetensors"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """The KV pool."""
+
+    block_size: int = _option(16, "Tokens per KV block.", choices=(8, 16, 32, 64))
+    kv_cache_dtype: str = _option("auto", "auto (bfloat16; float32 with --dtype float32), "
+                                  "bfloat16 or float32.",
+                                  choices=("auto", "bfloat16", "float32"))
+    kv_cache_memory_bytes: int | None = _option(
+        None, "Bytes of the KV pool; if not given, what max_num_seqs requests of max_model_len "
+        "could use, at most gpu_memory_utilization of the memory that is free."
+    )
+    gpu_memory_utilization: float = _option(
+        0.5, "Share of the free memory (of the host, on a CPU) that the KV pool may take."
+    )
+    enable_prefix_caching: bool = _option(True, "Share blocks of equal prefixes.")
+    kv_reservation: str = _option(
+        "full", "full reserves a request's whole future and never preempts; optimistic admits on "
+        "what is in use and preempts by recomputation.", choices=("full", "optimistic"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """How steps are made."""
+
+    scheduling_policy: str = _option("fcfs", "fcfs or priority (lower number first).",
+                                     choices=("fcfs", "priority"))
+    max_num_seqs: int = _option(256, "Sequences in one step.")
+    max_num_batched_tokens: int = _option(512, "Tokens in one step.")
+    enable_chunked_prefill: bool = _option(True, "Let a long prompt share steps with decodes.")
+    max_num_waiting: int = _option(4096, "Requests that may wait before new ones get 429.")
+    default_max_tokens: int = _option(
+        2048, "Output limit of a chat that gives none (or what the context leaves)."
+    )
+    max_logprobs: int = _option(20, "Most logprobs a request may ask for per token.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """All that an engine core needs; sent to it as plain data."""
+
+    model: ModelConfigOptions = field(default_factory=ModelConfigOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+
+    def __post_init__(self) -> None:
+        for group in (self.model, self.cache, self.scheduler):
+            check_choices(group)
+        _check_positive(self.scheduler, "max_num_seqs", "max_num_batched_tokens",
+                        "max_num_waiting", "default_max_tokens")
+        _check_positive(self.model, "max_model_len", "num_threads")
+        _check_positive(self.cache, "kv_cache_memory_bytes")
+        if not 0 < self.cache.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                "--gpu-memory-utilization must be above 0 and at most 1, "
+                f"got {self.cache.gpu_memory_utilization}"
+            )
+        if self.scheduler.max_logprobs < 0:
+            raise ConfigError(
+                f"--max-logprobs must be at least 0, got {self.scheduler.max_logprobs}"
+            )
+        if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.scheduler.max_num_batched_tokens} is less than "
+                f"--max-num-seqs {self.scheduler.max_num_seqs}: a step could not hold one token "
+                "of each sequence; raise the one or lower the other"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The HTTP side."""
+
+    host: str = _option("127.0.0.1", "Address to listen on.")
+    port: int = _option(8000, "Port to listen on; 0 picks a free one and prints it.")
+    uds: str | None = _option(None, "Unix domain socket to listen on instead of host and port.")
+    api_key: tuple[str, ...] = _option(
+        (), "Key that clients must send as a bearer token; may be given several times, or in "
+        "the environment as TAKT_API_KEY.")
+    served_model_name: tuple[str, ...] = _option(
+        (), "Names clients may use; the first is reported. The model's own if not given.")
+    chat_template: str | None = _option(None, "File (or text) of a Jinja chat template.")
+    ssl_keyfile: str | None = _option(None, "TLS private key.")
+    ssl_certfile: str | None = _option(None, "TLS certificate.")
+    allowed_origins: tuple[str, ...] = _option((), "Origins allowed by CORS; * for all.")
+    allow_unknown_fields: bool = _option(
+        False, "Answer a request with unknown JSON fields with a warning header, not 400.")
+    enable_request_id_headers: bool = _option(True, "Echo or make X-Request-Id.")
+    max_request_bytes: int = _option(16 * 1024 * 1024, "Largest request body, in bytes.")
+    stream_buffer_tokens: int = _option(
+        1024, "Tokens a slow reader may lag behind before its stream is aborted.")
+    drain_timeout_seconds: float = _option(
+        30.0, "Time that running requests have to end after SIGTERM.")
+    max_engine_deaths: int = _option(
+        3, "Engine deaths in a row, without a step between them, that end the server.")
+    log_level: str = _option("info", "debug, info, warning or error.",
+                             choices=("debug", "info", "warning", "error"))
+    disable_access_log: bool = _option(False, "Do not log each request.")
+
+
+def check_choices(options: Any) -> None:
+    """Raises `ConfigError` for a field whose value is none of its choices."""
+    for f in fields(options):
+        choices = f.metadata.get("choices")
+        value = getattr(options, f.name)
+        if choices is not None and value not in choices:
+            known = ", ".join(str(c) for c in choices)
+            raise ConfigError(f"--{f.name.replace('_', '-')} {value!r} is not one of: {known}")
+
+
+def _check_positive(options: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def cache_home() -> Path:
+    """Where models and derived files are kept: $TAKT_CACHE, or ~/.cache/takt."""
+    return Path(os.environ.get("TAKT_CACHE") or Path.home() / ".cache" / "takt")

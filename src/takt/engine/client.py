@@ -1,0 +1,41 @@
+"""What a server needs of an engine: requests in, outputs out, and its state."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from takt.engine.messages import AddRequest, EngineReady, RequestOutput
+
+
+class EngineState(enum.Enum):
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    DRAINING = "draining"
+    DEAD = "dead"
+
+
+class EngineClient(Protocol):
+    """An engine seen from an asyncio server.
+
+    `generate` yields every `RequestOutput` of the request, all choices interleaved, and ends when
+    each choice has a finish_reason. It raises `InvalidRequestError` before the first output if the
+    request can never be served (`max_model_len`, the pool), and `EngineDeadError` when the engine
+    is not ready or dies meanwhile. Closing the iterator aborts what still runs.
+    """
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def info(self) -> EngineReady:
+        """Sizes of the running engine; raises `EngineDeadError` before it was ever ready."""
+        ...
+
+    def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]: ...
+
+    def abort(self, request_id: str, choice: int | None = None) -> None:
+        """Ends a request (or one choice); its iterator then yields finish_reason "abort"."""
+        ...

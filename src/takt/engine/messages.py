@@ -1,0 +1,122 @@
+"""Messages between a server and an engine core: MessagePack, never pickle.
+
+One `StepMessage` leaves the engine per step, whatever the number of requests in it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from takt.types.sampling_params import SamplingParams
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add"):
+    """`request_id` is unique for the life of the client; choices of n > 1 share it."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
+    """Ends every choice of each request, or with `choice` that one only."""
+
+    request_ids: list[str]
+    choice: int | None = None
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    pass
+
+
+EngineCommand = AddRequest | AbortRequests | Shutdown
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+    """Logprobs of one position, of the raw model, in nats, always finite."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: list[tuple[int, float]]
+
+
+class RequestOutput(msgspec.Struct, array_like=True):
+    """What one step brought to one choice of one request."""
+
+    request_id: str
+    choice: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    """Entries for the prompt positions computed in this step; None for the first token."""
+    finish_reason: str | None = None
+    stop_token_id: int | None = None
+    num_cached_tokens: int | None = None
+    """Set once, with the first output."""
+    error: str | None = None
+    """Set with finish_reason "error": a sentence for the client."""
+
+
+class StepStats(msgspec.Struct, array_like=True):
+    """One step's record: times on the engine's monotonic clock, sizes, and the pool's state."""
+
+    step_id: int
+    schedule_start_ns: int
+    run_start_ns: int
+    run_end_ns: int
+    update_end_ns: int
+    num_decode_seqs: int
+    num_prefill_tokens: int
+    num_kv_tokens_read: int
+    num_qk_pairs: int
+    num_running: int
+    num_waiting: int
+    num_waiting_for_capacity: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    prefix_cache_queries: int
+    """Tokens asked of the prefix cache in this step; hits likewise."""
+    prefix_cache_hits: int
+    num_preempted: int
+    queue_times_ns: list[int]
+    """Arrival to first schedule, of the requests first scheduled in this step."""
+    num_redone_tiles: int
+
+
+class StepMessage(msgspec.Struct, tag="step"):
+    epoch: int
+    outputs: list[RequestOutput]
+    stats: StepStats | None
+
+
+class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
+    """Sent once by a started engine; sizes are tokens unless named otherwise."""
+
+    epoch: int
+    max_model_len: int
+    vocab_size: int
+    num_kv_tokens: int
+    kv_cache_bytes: int
+    num_threads: int
+    load_seconds: float
+
+
+class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The engine cannot start: a user's mistake (config, model) in a sentence fit to be shown."""
+
+    epoch: int
+    message: str
+    exit_code: int
+
+
+class LoadProgress(msgspec.Struct, frozen=True, tag="progress"):
+    epoch: int
+    stage: str
+    done: int
+    total: int
+
+
+EngineEvent = StepMessage | EngineReady | EngineFailed | LoadProgress

@@ -1,0 +1,1 @@
+"""vLLM's module paths as thin doors; nothing of its own."""

@@ -1,0 +1,36 @@
+"""Errors a user can meet. Each message names the value, the limit and the way out."""
+
+from __future__ import annotations
+
+
+class TaktError(Exception):
+    """Base of every error raised on purpose; its text is fit to be shown as it stands."""
+
+
+class ConfigError(TaktError):
+    """A flag or a combination of flags that cannot work. The command line exits with 2."""
+
+
+class ModelError(TaktError):
+    """A model that cannot be found, read or run: names the file and the field."""
+
+
+class UnsupportedModelError(ModelError):
+    """A well-formed model of an architecture, tokenizer or type we do not know."""
+
+
+class InvalidRequestError(TaktError):
+    """A request that can never be served as asked; HTTP 400. `param` names the field."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class EngineDeadError(TaktError):
+    """The engine process died or was stopped while the request ran; HTTP 503."""
+
+
+class InvariantError(Exception):
+    """A broken invariant of our own; never the user's fault."""

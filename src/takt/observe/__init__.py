@@ -1,0 +1,1 @@
+"""Metrics, step records and their meaning. Decides nothing."""

@@ -1,0 +1,64 @@
+"""What a scheduler decides for one step, and what it is told when the step has run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from takt.scheduler.request import Request
+
+
+class BlockCopy(NamedTuple):
+    """One block to copy before the step computes anything."""
+
+    kv_group: int
+    source: int
+    destination: int
+
+
+@dataclass(slots=True)
+class ScheduledRequest:
+    """One sequence's share of a step.
+
+    The step computes tokens `start .. start + num_tokens` of `request` (its `num_computed_tokens`
+    when it was scheduled, and the number scheduled now). `samples` tells whether the last of them
+    yields a new token. `forks` are the siblings (choices 1 .. n-1) that sample their first token
+    from the same row; they own block tables from the next step on.
+    """
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool
+    forks: list[Request] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step. Ids in the same order as rows of the step's batch."""
+
+    step_id: int
+    scheduled: list[ScheduledRequest]
+    block_copies: list[BlockCopy]
+    total_num_scheduled_tokens: int
+    num_prefill_tokens: int
+    preempted: list[Request]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.scheduled
+
+
+@dataclass(slots=True)
+class SampledToken:
+    """One new token of one request, as the runner read it from the step's output."""
+
+    request: Request
+    token_id: int
+
+
+@dataclass(slots=True)
+class FinishedRequest:
+    request: Request
+    finish_reason: str  # "stop" | "length" | "abort"
+    stop_token_id: int | None

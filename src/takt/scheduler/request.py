@@ -1,0 +1,64 @@
+"""A request as the engine keeps it: its tokens and how far they are computed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from takt.types.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One sequence. A step computes tokens so that `num_computed_tokens` catches up.
+
+    There is no prefill or decode phase: `token_ids` holds prompt and output, and whatever is not
+    computed yet is scheduled. `max_tokens` is resolved: never None. `arrival_ns` is on the
+    engine's clock.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    arrival_ns: int
+    priority: int = 0
+    choice: int = 0
+    cache_salt: str = ""
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache when it was first scheduled."""
+    num_in_flight_tokens: int = 0
+    """Tokens whose sampling has been scheduled and whose ids are not known yet."""
+    num_preemptions: int = 0
+    first_scheduled_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token_ids:
+            self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
