@@ -28,6 +28,14 @@ class InvalidRequestError(TaktError):
         self.code = code
 
 
+class OverloadedError(TaktError):
+    """The queue is full; HTTP 429. `retry_after_seconds` is an estimate for the client."""
+
+    def __init__(self, message: str, *, retry_after_seconds: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
 class EngineDeadError(TaktError):
     """The engine process died or was stopped while the request ran; HTTP 503."""
 
