@@ -37,6 +37,14 @@ size_t sample_scratch_bytes(int64_t vocab_size);
 
 // `logits` [vocab_size] is not modified. Draws with a counter-based generator (Philox 4x32-10) keyed
 // by (seed, choice, position): the result depends on nothing else.
+//
+// The draw, which every backend makes alike: Philox4x32-10 with key (low 32 bits of seed, high 32
+// bits) and counter (position, choice, 0, 0); u = (first output word + 0.5) * 2^-32 in double. The
+// kept tokens are put in order of descending logit, ties by ascending id; the first whose running
+// sum of probability exceeds u times the sum over all kept tokens is drawn.
+// Filters see the same order: top-k keeps the first k; top-p the shortest prefix that holds top_p
+// of the probability left by top-k; min-p what has at least min_p times the first's probability.
+// rank is 1 + the number of tokens before the reported one in that order, by raw logits.
 void sample_row(const float* logits, int64_t vocab_size, const SampleParams& params,
                 std::byte* scratch, SampleResult* result);
 
