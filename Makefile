@@ -1,0 +1,63 @@
+# Two commands: `make serve` and `make test`. Everything lands in .venv and build.
+MODEL ?= smollm2-135m
+PORT ?= 8000
+ARGS ?=
+PYTHON ?= python3
+
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
+
+.PHONY: serve install test lint unit native-test reference bench-kv bench-step bench-quality clean
+
+serve: install
+	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
+
+install: $(VENV)/.installed
+
+$(VENV)/.venv-made:
+	@scripts/check-prerequisites $(PYTHON)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# Build requirements live in .venv, so that a rebuild compiles only what changed.
+$(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES) | $(VENV)/.venv-made
+	@echo "takt: installing into $(VENV) (compiles the native module; about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    'scikit-build-core>=1.1' 'nanobind>=3.1' 'cmake>=3.25' 'ninja>=1.11'
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet \
+	    --disable-pip-version-check --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	@echo "takt: installing what the tests need"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet \
+	    --disable-pip-version-check --no-build-isolation --editable '.[test]'
+	@touch $@
+
+test: lint native-test unit
+
+lint: $(VENV)/.installed-test
+	@scripts/lint $(BIN)
+
+native-test: $(VENV)/.installed-test
+	@scripts/native-tests $(BIN)
+
+unit: $(VENV)/.installed-test
+	@$(BIN)/python -m pytest
+
+# Rewrites docs/reference from the code; a test fails when it is out of date.
+reference: install
+	@$(BIN)/python -m takt.cli.reference docs/reference
+
+bench-kv: install
+	@$(BIN)/python benchmarks/kv_pool.py
+
+bench-step: install
+	@$(BIN)/python benchmarks/step_overhead.py
+
+bench-quality: install
+	@$(BIN)/python benchmarks/perplexity.py
+
+clean:
+	@rm -rf $(VENV) build
