@@ -59,11 +59,13 @@ void linear(const PackedWeight& w, int64_t n0, int64_t n1, const ActivationRows&
 // out[k] = w[row][k] * scale, dequantised; out has cols() floats.
 void embed_row(const PackedWeight& w, int64_t row, float scale, float* out);
 
-// Writes a q8 row (see activation.h) of k values. A group of zeros has scale 0.
+// Writes a q8 row (see activation.h) of k values. A group of zeros has scale 0; so has a group of
+// magnitudes below 127 * 2^-126. A group with an infinity or NaN has scale inf or NaN.
 void quantize_row(const float* x, int64_t k, std::byte* q8_row);
 
-// Instruction sets the kernels were built for, in order of preference; "generic" is always last.
-// `select_isa` picks one by name for the process (tests), or the best the CPU has when null.
+// Instruction sets that the kernels were built for and this CPU has, in order of preference;
+// "generic" is always last. `select_isa` picks one by name for the process (tests), or the best
+// when null; it throws std::invalid_argument for any other name.
 std::span<const char* const> available_isas();
 const char* selected_isa();
 void select_isa(const char* name);

@@ -1,0 +1,79 @@
+#include "kernels/isa.h"
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "kernels/linear.h"
+
+namespace takt {
+namespace {
+
+#if defined(__x86_64__)
+constexpr std::array<const char*, kNumIsas> kNames = {"avx512_bf16", "avx512", "avx2", "generic"};
+#else
+constexpr std::array<const char*, kNumIsas> kNames = {"generic"};
+#endif
+
+// Index of the best build that the CPU and the operating system can run. The sets are nested, so
+// every later build runs too.
+int best_isa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
+                    __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt") &&
+                    __builtin_cpu_supports("movbe");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512vnni");
+  if (avx512) return __builtin_cpu_supports("avx512bf16") ? 0 : 1;
+  return avx2 ? 2 : 3;
+#else
+  return 0;
+#endif
+}
+
+// -1 until first use.
+std::atomic<int> g_selected{-1};
+
+}  // namespace
+
+int isa_index() {
+  int index = g_selected.load(std::memory_order_relaxed);
+  if (index < 0) {
+    index = best_isa();
+    g_selected.store(index, std::memory_order_relaxed);
+  }
+  return index;
+}
+
+std::span<const char* const> available_isas() {
+  return std::span<const char* const>(kNames).subspan(size_t(best_isa()));
+}
+
+const char* selected_isa() { return kNames[size_t(isa_index())]; }
+
+void select_isa(const char* name) {
+  const int best = best_isa();
+  if (name == nullptr) {
+    g_selected.store(best, std::memory_order_relaxed);
+    return;
+  }
+  for (int i = best; i < kNumIsas; ++i) {
+    if (std::strcmp(name, kNames[size_t(i)]) == 0) {
+      g_selected.store(i, std::memory_order_relaxed);
+      return;
+    }
+  }
+  std::string known;
+  for (const char* isa : available_isas()) known += (known.empty() ? "" : ", ") + std::string(isa);
+  throw std::invalid_argument("instruction set '" + std::string(name) +
+                              "' is unknown or not available on this CPU; available: " + known);
+}
+
+}  // namespace takt

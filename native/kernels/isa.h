@@ -1,0 +1,53 @@
+// Choice of instruction set at run time.
+//
+// Sources named *_isa.cc are compiled once per instruction set with -DTAKT_ISA=<namespace>; each
+// build defines, in namespace takt::TAKT_ISA, a constant table of function pointers:
+//
+//   // foo_kernels.h
+//   struct FooKernels { void (*foo)(const float* x, float* out); };
+//   TAKT_DECLARE_ISA_TABLE(FooKernels, kFooKernels)
+//   // foo_isa.cc
+//   namespace takt::TAKT_ISA { const FooKernels kFooKernels = {&foo}; }
+//   // foo.cc
+//   void foo(const float* x, float* out) {
+//     static constexpr const FooKernels* kTables[] = TAKT_ISA_TABLES(kFooKernels);
+//     kTables[isa_index()]->foo(x, out);
+//   }
+//
+// Everything else in an *_isa.cc lies in an anonymous namespace or in takt::TAKT_ISA. An inline
+// function or a template of another namespace (std's too) that the compiler does not inline would
+// be emitted as a shared definition, and the linker could keep the copy with instructions that the
+// CPU lacks. The build's test `isa_symbols` checks the objects for such definitions.
+#pragma once
+
+namespace takt {
+
+#if defined(__x86_64__)
+inline constexpr int kNumIsas = 4;
+#define TAKT_DECLARE_ISA_TABLE(Table, name) \
+  namespace avx512_bf16 {                   \
+  extern const Table name;                  \
+  }                                         \
+  namespace avx512 {                        \
+  extern const Table name;                  \
+  }                                         \
+  namespace avx2 {                          \
+  extern const Table name;                  \
+  }                                         \
+  namespace generic {                       \
+  extern const Table name;                  \
+  }
+#define TAKT_ISA_TABLES(name) {&avx512_bf16::name, &avx512::name, &avx2::name, &generic::name}
+#else
+inline constexpr int kNumIsas = 1;
+#define TAKT_DECLARE_ISA_TABLE(Table, name) \
+  namespace generic {                       \
+  extern const Table name;                  \
+  }
+#define TAKT_ISA_TABLES(name) {&generic::name}
+#endif
+
+// Index of the selected build in TAKT_ISA_TABLES; the best that the CPU has until select_isa.
+int isa_index();
+
+}  // namespace takt
