@@ -116,7 +116,7 @@ class TensorFile:
         return first, last
 
     def _fill(self, buffer: NDArray[np.uint8], offset: int, field: str) -> None:
-        view = memoryview(buffer)
+        view = buffer.data
         done = 0
         while done < len(view):
             try:
