@@ -1,0 +1,43 @@
+"""Chooses an implementation of `Ops` by name and imports only that one."""
+
+from __future__ import annotations
+
+from takt.errors import ConfigError
+from takt.ops.base import Ops
+
+
+def create_ops(backend: str, num_threads: int | None) -> Ops:
+    """`backend` is `native` or `torch`; `num_threads` None leaves the choice to it.
+
+    Raises `ConfigError` if the backend is unknown or not installed, saying what to do.
+    """
+    if backend == "native":
+        return _create_native(num_threads)
+    if backend == "torch":
+        return _create_torch(num_threads)
+    raise ConfigError(f"--backend {backend!r} is not one of: native, torch")
+
+
+def _create_native(num_threads: int | None) -> Ops:
+    try:
+        from takt.ops.native.ops import NativeOps
+    except ModuleNotFoundError as error:
+        if error.name != "takt._native":
+            raise
+        raise ConfigError(
+            "the native module takt._native is not built; run `make install` (it needs g++), "
+            "or use --backend torch"
+        ) from error
+    return NativeOps(num_threads)
+
+
+def _create_torch(num_threads: int | None) -> Ops:
+    try:
+        from takt.ops.torch.ops import TorchOps
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(
+            "--backend torch needs PyTorch, which is not installed; run `pip install 'takt[torch]'`"
+        ) from error
+    return TorchOps(num_threads=num_threads)
