@@ -1,0 +1,71 @@
+"""Block tables as rows of one array, so that a step copies them in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+NO_BLOCK = -1
+"""Padding of a block table, and the entry of a block that a sliding window has passed."""
+
+
+class BlockTables:
+    """int32 `[num_kv_groups, num_rows, max_blocks_per_seq]`; a sequence owns one row index.
+
+    Rows are made for `num_rows` sequences. Sequences that ended while a step still reads them can
+    briefly exceed that: the array then doubles, which ends views taken earlier.
+    """
+
+    def __init__(
+        self, num_groups: int, num_rows: int, max_blocks_per_seq: int, block_size: int
+    ) -> None:
+        self._block_size = block_size
+        self._ids = np.full((num_groups, num_rows, max_blocks_per_seq), NO_BLOCK, dtype=np.int32)
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+
+    def acquire(self) -> int:
+        """Takes a row of padding."""
+        if not self._free_rows:
+            num_rows = self._ids.shape[1]
+            self._ids = np.concatenate([self._ids, np.full_like(self._ids, NO_BLOCK)], axis=1)
+            self._free_rows.extend(range(2 * num_rows - 1, num_rows - 1, -1))
+        return self._free_rows.pop()
+
+    def release(self, row: int, num_blocks: int) -> None:
+        """Gives back a row of which at most `num_blocks` entries were written."""
+        self._ids[:, row, :num_blocks] = NO_BLOCK
+        self._free_rows.append(row)
+
+    def write(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
+        self._ids[group, row, first : first + len(blocks)] = blocks
+
+    def clear(self, group: int, row: int, first: int, last: int) -> None:
+        self._ids[group, row, first:last] = NO_BLOCK
+
+    def copy_row(self, source: int, destination: int) -> None:
+        self._ids[:, destination] = self._ids[:, source]
+
+    def view(self, group: int, row: int, num_blocks: int) -> npt.NDArray[np.int32]:
+        """int32 `[num_blocks]`, valid until the next change of any table."""
+        return self._ids[group, row, :num_blocks]
+
+    def gather(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int32]) -> None:
+        """Copies rows into `out[:, :len(rows)]`, `[num_kv_groups, >= len(rows), width]`."""
+        width = min(out.shape[2], self._ids.shape[2])
+        for group in range(self._ids.shape[0]):
+            out[group, : len(rows), :width] = self._ids[group, :, :width][rows]
+            out[group, : len(rows), width:] = NO_BLOCK
+
+    def slots(
+        self,
+        token_rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int32],
+        out: npt.NDArray[np.int64],
+    ) -> None:
+        """Writes `block * block_size + offset` of each token into `out[:, :num_tokens]`."""
+        index, offset = np.divmod(positions, self._block_size)
+        for group in range(self._ids.shape[0]):
+            blocks = self._ids[group][token_rows, index].astype(np.int64)
+            out[group, : len(positions)] = blocks * self._block_size + offset
