@@ -112,9 +112,7 @@ class StepDriver:
         spec = KVCacheSpec(groups, num_kv_heads, head_dim, block_size, kv_dtype)
         ops.allocate_kv(spec, [num_blocks] * len(groups))
         scattered = np.random.default_rng(7)
-        self._blocks = [
-            scattered.permutation(num_blocks).reshape(max_num_seqs, -1) for _ in groups
-        ]
+        self._blocks = [scattered.permutation(num_blocks).reshape(max_num_seqs, -1) for _ in groups]
         self.program = ops.program(forward, self.limits, max_position=max_seq_tokens, eager=eager)
         self.step_input = StepInput(self.limits)
         self.step_output = StepOutput(self.limits)

@@ -1,0 +1,82 @@
+"""Opens a model file and drives it step by step, on either backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from step_driver import StepDriver
+from takt.loading.checkpoint import open_checkpoint
+from takt.models.config import ModelConfig, read_model_config
+from takt.models.decoder import Decoder, load_decoder
+from takt.ops.base import Ops
+from takt.ops.create import create_ops
+from takt.types.kv import KVDtype
+
+BACKENDS = ("torch", "native")
+
+UNIT_ROUNDOFF = 2.0**-24
+"""Of fp32."""
+
+
+@dataclass
+class DrivenModel:
+    config: ModelConfig
+    decoder: Decoder
+    driver: StepDriver
+    ops: Ops
+
+
+def drive_model(
+    path: Path,
+    backend: str,
+    *,
+    dtype: str = "auto",
+    kv_dtype: KVDtype = KVDtype.F32,
+    num_threads: int | None = None,
+    **driver_options: Any,
+) -> DrivenModel:
+    """`driver_options` go to `StepDriver`; `max_logprobs` is the whole vocabulary if not given."""
+    ops = create_ops(backend, num_threads)
+    checkpoint = open_checkpoint(path)
+    try:
+        config = read_model_config(checkpoint)
+        decoder = load_decoder(checkpoint, config, ops, dtype=dtype)
+    finally:
+        checkpoint.close()
+    driver_options.setdefault("max_logprobs", config.vocab_size)
+    driver = StepDriver(
+        ops,
+        decoder.forward,
+        config.kv_groups(),
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        kv_dtype=kv_dtype,
+        **driver_options,
+    )
+    return DrivenModel(config, decoder, driver, ops)
+
+
+def fp32_logprob_tolerance(config: ModelConfig, logits: np.ndarray, num_positions: int) -> float:
+    """Bound on the difference of a logprob between two orders of summation in fp32.
+
+    A dot product of K terms errs by about sqrt(K) u of its magnitude when roundings are
+    independent. A token passes seven products and sums in turn per layer (qkv, scores, mixed
+    values, output, gate/up, their product, down) and the head; norms keep magnitudes near one, so
+    relative errors add. Rope errs by u times the angle, at most the position, in an implementation
+    that multiplies angles in fp32. 4 is for the growth of an error through later layers, and the
+    logsumexp doubles what a logit errs by.
+    """
+    widest = max(config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
+    products = (7 * config.num_layers + 1) * np.sqrt(widest)
+    angles = config.num_layers * num_positions
+    return float(2 * 4 * (products + angles) * UNIT_ROUNDOFF * np.abs(logits).max())
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Along the last dimension, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
