@@ -40,5 +40,13 @@ class EngineDeadError(TaktError):
     """The engine process died or was stopped while the request ran; HTTP 503."""
 
 
+class EngineStartError(TaktError):
+    """The engine cannot start, and trying again would not help. `exit_code` is the program's."""
+
+    def __init__(self, message: str, *, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class InvariantError(Exception):
     """A broken invariant of our own; never the user's fault."""

@@ -34,6 +34,13 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 EngineCommand = AddRequest | AbortRequests | Shutdown
 
 
+class CommandMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A command as it travels; an engine drops those of another epoch than its own."""
+
+    epoch: int
+    command: EngineCommand
+
+
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Logprobs of one position, of the raw model, in nats, always finite."""
 
@@ -58,6 +65,8 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """Set once, with the first output."""
     error: str | None = None
     """Set with finish_reason "error": a sentence for the client."""
+    error_param: str | None = None
+    """The field of the request that the error is about, where there is one."""
 
 
 class StepStats(msgspec.Struct, array_like=True):

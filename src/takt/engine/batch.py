@@ -1,0 +1,319 @@
+"""Writes what a scheduler decided into a `StepInput`: one ragged batch, whatever its mixture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from takt.engine.seats import Seats
+from takt.errors import InvariantError
+from takt.kvcache.block_tables import NO_BLOCK
+from takt.scheduler.output import ScheduledRequest, SchedulerOutput
+from takt.scheduler.request import Request
+from takt.types.step import NO_LOGPROBS, SAMPLE, StepInput, StepLimits, StepOutput
+
+
+class BlockTables(Protocol):
+    """What a step reads of the KV manager; sequences are named by their requests."""
+
+    def rows(self, seqs: Sequence[Request]) -> npt.NDArray[np.int64]:
+        """Row of each sequence among the tables, `[num_seqs]`."""
+        ...
+
+    def write_block_tables(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int32]) -> None:
+        """Fills `out[:, :len(rows)]`, `[num_kv_groups, num_seqs, width]`, padded with -1."""
+        ...
+
+    def write_slots(
+        self,
+        token_rows: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int32],
+        out: npt.NDArray[np.int64],
+    ) -> None:
+        """Fills `out[:, :num_tokens]`; `token_rows` is the row of each token's sequence."""
+        ...
+
+
+class StepBuffer:
+    """Input and output of one step in flight, made once."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        self.step = StepInput(limits)
+        self.output = StepOutput(limits)
+        self.step.views["block_tables"].fill(NO_BLOCK)
+        self.table_width = 0
+        """Columns of the block tables that may hold blocks."""
+        self.gathered: tuple[int, list[int]] | None = None
+        """What the constant columns of the rows hold: version of the seats, and their order."""
+
+
+@dataclass(slots=True)
+class ScoredSpan:
+    """Rows of one request that score prompt positions `first_position` and following."""
+
+    request: Request
+    first_position: int
+    first_row: int
+    num_rows: int
+
+
+@dataclass(slots=True)
+class FilledStep:
+    """What the rows of a step belong to, so that its output can be read."""
+
+    scheduled: SchedulerOutput
+    num_rows: int = 0
+    sampled: list[Request] = field(default_factory=list)
+    sampled_rows: list[int] = field(default_factory=list)
+    scored: list[ScoredSpan] = field(default_factory=list)
+    first_scheduled: list[Request] = field(default_factory=list)
+    num_kv_tokens_read: int = 0
+    num_qk_pairs: int = 0
+
+
+class BatchFiller:
+    """Fills step inputs of one engine.
+
+    A token that no step has returned yet is written as a reference to the row that samples it:
+    `-1 - (steps_back - 1) * max_num_rows - row`. Only programs that run steps ahead see one.
+    """
+
+    def __init__(self, limits: StepLimits, block_size: int, tables: BlockTables, seats: Seats):
+        self._limits = limits
+        self._block_size = block_size
+        self._tables = tables
+        self._seats = seats
+        self._ramp = np.arange(limits.max_num_tokens, dtype=np.int64)
+        self._num_scored: dict[Request, int] = {}
+
+    def forget(self, request: Request) -> None:
+        """Drops what is kept for a sequence that ended."""
+        self._num_scored.pop(request, None)
+
+    def fill(self, scheduled: SchedulerOutput, buffer: StepBuffer) -> FilledStep:
+        step = buffer.step
+        filled = FilledStep(scheduled)
+        rows = _Rows()
+        self._fill_tokens(scheduled, buffer, filled, rows)
+        self._fill_rows(buffer, filled, rows)
+        copies = scheduled.block_copies
+        if copies:
+            step.views["block_copies"][: len(copies)] = copies
+        step.views["header"][:5] = (
+            scheduled.step_id,
+            scheduled.total_num_scheduled_tokens,
+            len(scheduled.scheduled),
+            filled.num_rows,
+            len(copies),
+        )
+        return filled
+
+    # -- tokens and blocks --------------------------------------------------------------------
+
+    def _fill_tokens(
+        self, scheduled: SchedulerOutput, buffer: StepBuffer, filled: FilledStep, rows: _Rows
+    ) -> None:
+        items = scheduled.scheduled
+        num_seqs, num_tokens = len(items), scheduled.total_num_scheduled_tokens
+        token_ids: list[int] = []
+        query_end = 0
+        for item in items:
+            request = item.request
+            seat = self._seats.get(request)
+            if seat is None:
+                seat = self._seats.take(request)
+                if request.num_preemptions == 0:
+                    filled.first_scheduled.append(request)
+            self._append_tokens(token_ids, item, seat, scheduled.step_id)
+            if request.sampling.prompt_logprobs is not None:
+                self._add_scored(item, seat, query_end, filled, rows)
+            query_end += item.num_tokens
+            if item.samples:
+                self._add_sampled(item, seat, query_end - 1, filled, rows)
+        views = buffer.step.views
+        views["token_ids"][:num_tokens] = token_ids
+        starts = np.array([item.start for item in items], dtype=np.int64)
+        lengths = np.array([item.num_tokens for item in items], dtype=np.int64)
+        query_start = views["query_start"]
+        query_start[0] = 0
+        np.cumsum(lengths, out=query_start[1 : num_seqs + 1])
+        ends = starts + lengths
+        views["seq_lens"][:num_seqs] = ends
+        filled.num_kv_tokens_read = int(ends.sum())
+        # The query at position p reads p + 1 keys.
+        filled.num_qk_pairs = int((lengths * (starts + ends + 1)).sum()) // 2
+        table_rows = self._tables.rows([item.request for item in items])
+        token_rows, positions = table_rows, starts
+        if num_tokens != num_seqs:
+            shift = starts - query_start[:num_seqs]
+            positions = self._ramp[:num_tokens] + np.repeat(shift, lengths)
+            token_rows = np.repeat(table_rows, lengths)
+        views["positions"][:num_tokens] = positions
+        self._fill_blocks(buffer, table_rows, token_rows, num_tokens, int(ends.max()))
+
+    def _append_tokens(
+        self, token_ids: list[int], item: ScheduledRequest, seat: int, step_id: int
+    ) -> None:
+        known, start = item.request.token_ids, item.start
+        end = start + item.num_tokens
+        if end <= len(known):
+            if item.num_tokens == 1:
+                token_ids.append(known[start])
+            else:
+                token_ids += known[start:end]
+            return
+        # The newest token alone may be on its way: a step samples one token of a sequence.
+        token_ids += known[start : end - 1]
+        sampled_in, row = self._seats.last_row[seat]
+        steps_back = step_id - sampled_in
+        if sampled_in < 0 or end - 1 != len(known):
+            raise InvariantError(
+                f"{item.request.request_id}: tokens up to {end} are scheduled, "
+                f"{len(known)} are known"
+            )
+        token_ids.append(-1 - (steps_back - 1) * self._limits.max_num_rows - row)
+
+    def _fill_blocks(
+        self,
+        buffer: StepBuffer,
+        table_rows: npt.NDArray[np.int64],
+        token_rows: npt.NDArray[np.int64],
+        num_tokens: int,
+        longest: int,
+    ) -> None:
+        views = buffer.step.views
+        tables = views["block_tables"]
+        # Columns that no sequence of this step reaches stay as they are, all padding.
+        width = -(-longest // self._block_size)
+        if width < buffer.table_width:
+            tables[:, :, width : buffer.table_width] = NO_BLOCK
+        buffer.table_width = width
+        self._tables.write_block_tables(table_rows, tables[:, :, :width])
+        slots = views["slot_mapping"]
+        self._tables.write_slots(token_rows, views["positions"][:num_tokens], slots)
+        if slots[:, :num_tokens].min() < 0:
+            raise InvariantError("a scheduled token has no KV block")
+
+    # -- rows of logits -----------------------------------------------------------------------
+
+    def _add_scored(
+        self, item: ScheduledRequest, seat: int, query_start: int, filled: FilledStep, rows: _Rows
+    ) -> None:
+        """Rows for the prompt positions that this chunk predicts and no earlier one reported."""
+        request = item.request
+        prompt = request.prompt_token_ids
+        done = self._num_scored.get(request, 0)
+        end = min(item.start + item.num_tokens + 1, len(prompt))
+        if end <= done or request.choice != 0:
+            return
+        # The token at position p is scored by the row of position p - 1; position 0 by none.
+        first = max(done, 1)
+        if item.start >= first:
+            raise InvariantError(f"{request.request_id}: prompt position {first} was never scored")
+        num_rows = max(end - first, 0)
+        filled.scored.append(ScoredSpan(request, done, len(rows.tokens), num_rows))
+        first_token = query_start + first - 1 - item.start
+        rows.tokens += range(first_token, first_token + num_rows)
+        rows.seats += [seat] * num_rows
+        rows.targets += prompt[first:end]
+        rows.positions += range(first, end)
+        self._num_scored[request] = end
+
+    def _add_sampled(
+        self, item: ScheduledRequest, seat: int, last_token: int, filled: FilledStep, rows: _Rows
+    ) -> None:
+        """A row for the sequence and one for each fork, all from the same hidden state."""
+        position = item.start + item.num_tokens
+        rows.add_sampled(last_token, seat, position)
+        filled.sampled.append(item.request)
+        filled.sampled_rows.append(len(rows.tokens) - 1)
+        for fork in item.forks:
+            rows.add_sampled(last_token, self._seats.take(fork), position)
+            filled.sampled.append(fork)
+            filled.sampled_rows.append(len(rows.tokens) - 1)
+
+    def _fill_rows(self, buffer: StepBuffer, filled: FilledStep, rows: _Rows) -> None:
+        step = buffer.step
+        views, num_rows = step.views, len(rows.tokens)
+        filled.num_rows = num_rows
+        views["row_tokens"][:num_rows] = rows.tokens
+        views["row_targets"][:num_rows] = rows.targets
+        views["row_position"][:num_rows] = rows.positions
+        step_id = filled.scheduled.step_id
+        for row in filled.sampled_rows:
+            self._seats.last_row[rows.seats[row]] = (step_id, row)
+        # Steady decoding repeats the rows of the step before: their constants are in place.
+        wanted = (self._seats.version, rows.seats)
+        if buffer.gathered != wanted:
+            self._seats.gather(np.array(rows.seats, dtype=np.intp), step)
+            buffer.gathered = wanted
+        if filled.scored:
+            self._fill_scored_rows(step, filled)
+            buffer.gathered = None
+        self._fill_history(step, rows)
+        self._fill_biases(step, rows)
+
+    def _fill_scored_rows(self, step: StepInput, filled: FilledStep) -> None:
+        for span in filled.scored:
+            asked = span.request.sampling.prompt_logprobs
+            rows = slice(span.first_row, span.first_row + span.num_rows)
+            step.views["row_num_logprobs"][rows] = NO_LOGPROBS if asked is None else asked
+
+    def _fill_history(self, step: StepInput, rows: _Rows) -> None:
+        views, num_rows = step.views, len(rows.tokens)
+        start = views["history_start"]
+        if not self._seats.counts:
+            start[: num_rows + 1] = 0
+            return
+        end = 0
+        start[0] = 0
+        for row, (seat, target) in enumerate(zip(rows.seats, rows.targets, strict=True)):
+            counts = self._seats.counts.get(seat) if target == SAMPLE else None
+            if counts is not None:
+                request = self._seats.requests[seat]
+                assert request is not None
+                counts.update(request.token_ids)
+                first, end = end, end + len(counts.tokens)
+                views["history_token"][first:end] = counts.tokens
+                views["history_count"][first:end] = counts.counts
+            start[row + 1] = end
+
+    def _fill_biases(self, step: StepInput, rows: _Rows) -> None:
+        views, num_rows = step.views, len(rows.tokens)
+        start = views["bias_start"]
+        if not self._seats.biases:
+            start[: num_rows + 1] = 0
+            return
+        end = 0
+        start[0] = 0
+        for row, (seat, target) in enumerate(zip(rows.seats, rows.targets, strict=True)):
+            seat_bias = self._seats.biases.get(seat) if target == SAMPLE else None
+            if seat_bias is not None:
+                request = self._seats.requests[seat]
+                assert request is not None
+                bias = seat_bias.at(rows.positions[row] - request.num_prompt_tokens)
+                if bias is not None:
+                    first, end = end, end + len(bias.tokens)
+                    views["bias_token"][first:end] = bias.tokens
+                    views["bias_value"][first:end] = bias.values
+            start[row + 1] = end
+
+
+class _Rows:
+    """Rows of logits of one step while they are collected."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.seats: list[int] = []
+        self.targets: list[int] = []
+        self.positions: list[int] = []
+
+    def add_sampled(self, token: int, seat: int, position: int) -> None:
+        self.tokens.append(token)
+        self.seats.append(seat)
+        self.targets.append(SAMPLE)
+        self.positions.append(position)

@@ -1,0 +1,200 @@
+"""The engine core: requests in, one step at a time, outputs and the step's record out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from takt.clock import Clock
+from takt.engine.messages import AddRequest, RequestOutput, StepStats, TokenLogprob
+from takt.engine.requests import RequestRules
+from takt.engine.runner import Runner, StepTokens
+from takt.engine.sizing import EngineSizes
+from takt.errors import InvalidRequestError, InvariantError
+from takt.scheduler.base import Scheduler
+from takt.scheduler.output import FinishedRequest, SchedulerOutput
+from takt.scheduler.request import Request, RequestStatus
+
+
+@dataclass(slots=True)
+class StepResult:
+    """`stats` is None if no step was completed: outputs of aborts and refusals alone."""
+
+    outputs: list[RequestOutput]
+    stats: StepStats | None
+
+
+class EngineCore:
+    """One thread owns it; it knows no socket and no process.
+
+    `add` and `abort` never fail: what they bring comes with the next `step`, in its outputs.
+    """
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        rules: RequestRules,
+        sizes: EngineSizes,
+        num_threads: int,
+        clock: Clock,
+        on_close: Callable[[], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._runner = runner
+        self._rules = rules
+        self.sizes = sizes
+        self.num_threads = num_threads
+        self._clock = clock
+        self._on_close = on_close
+        self._outputs: list[RequestOutput] = []
+        """What happened since the last step."""
+        self._schedule_starts: list[int] = []
+        """Of the steps in flight, oldest first."""
+        self._prefix_cache_queries = 0
+        self._prefix_cache_hits = 0
+
+    @property
+    def rules(self) -> RequestRules:
+        return self._rules
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._outputs) or self._runner.num_in_flight > 0 or self._scheduler.has_work
+
+    def add(self, request: AddRequest) -> None:
+        """Queues a request; one that can never be served is answered with an error."""
+        try:
+            self._scheduler.add(self._rules.resolve(request, self._clock.now_ns()))
+        except InvalidRequestError as error:
+            self._outputs.append(
+                RequestOutput(
+                    request.request_id,
+                    0,
+                    [],
+                    finish_reason="error",
+                    error=str(error),
+                    error_param=error.param,
+                )
+            )
+
+    def abort(self, request_ids: Iterable[str], choice: int | None = None) -> None:
+        """Ends requests, or one choice of each; unknown or ended ones are no error."""
+        for request_id in request_ids:
+            for request in self._scheduler.abort(request_id, choice):
+                self._runner.release(request)
+                self._outputs.append(
+                    RequestOutput(request_id, request.choice, [], finish_reason="abort")
+                )
+
+    def step(self) -> StepResult:
+        """Starts as many steps as may be in flight, completes the oldest, and reports it."""
+        while self._scheduler.has_work and self._runner.can_submit:
+            start_ns = self._clock.now_ns()
+            scheduled = self._scheduler.schedule(start_ns)
+            self._runner.preempt(scheduled.preempted)
+            if scheduled.is_empty:
+                break
+            self._schedule_starts.append(start_ns)
+            self._runner.submit(scheduled)
+        if not self._runner.num_in_flight:
+            if self._scheduler.has_work:
+                raise InvariantError("requests wait, nothing runs, and nothing was scheduled")
+            return StepResult(self._take_outputs(), None)
+        tokens = self._runner.wait()
+        outputs = self._take_outputs()
+        finished = self._update(tokens, outputs)
+        for end in finished:
+            self._runner.release(end.request)
+        return StepResult(outputs, self._stats(tokens))
+
+    def close(self) -> None:
+        """Ends what belongs to the model (threads, memory); the core is of no use afterwards."""
+        while self._runner.num_in_flight:
+            self._runner.wait()
+        self._on_close()
+
+    def _take_outputs(self) -> list[RequestOutput]:
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def _update(self, tokens: StepTokens, outputs: list[RequestOutput]) -> list[FinishedRequest]:
+        """Tells the scheduler what the step returned and appends an output for each sequence."""
+        scheduled = tokens.filled.scheduled
+        # A token of a request that ended while the step was in flight goes to no one.
+        live = [s.request.status is not RequestStatus.FINISHED for s in tokens.sampled]
+        finished = self._scheduler.update(scheduled, tokens.sampled)
+        ends = {end.request: end for end in finished}
+        scores = tokens.prompt_logprobs
+        for sampled, logprob, is_live in zip(tokens.sampled, tokens.logprobs, live, strict=True):
+            if is_live:
+                request = sampled.request
+                outputs.append(
+                    _output(
+                        request,
+                        [sampled.token_id],
+                        None if logprob is None else [logprob],
+                        scores.pop(request, None) if scores else None,
+                        ends.pop(request, None) if ends else None,
+                    )
+                )
+        # What is left computed a part of a prompt, or scored one without sampling.
+        for request, entries in scores.items():
+            if request in ends or request.status is not RequestStatus.FINISHED:
+                outputs.append(_output(request, [], None, entries, ends.pop(request, None)))
+        for request, end in ends.items():
+            outputs.append(_output(request, [], None, None, end))
+        return finished
+
+    def _stats(self, tokens: StepTokens) -> StepStats:
+        scheduler, filled = self._scheduler, tokens.filled
+        scheduled: SchedulerOutput = filled.scheduled
+        schedule_start_ns = self._schedule_starts.pop(0)
+        queries, hits = scheduler.prefix_cache_queries, scheduler.prefix_cache_hits
+        stats = StepStats(
+            step_id=scheduled.step_id,
+            schedule_start_ns=schedule_start_ns,
+            run_start_ns=tokens.run_start_ns,
+            run_end_ns=tokens.run_end_ns,
+            update_end_ns=self._clock.now_ns(),
+            num_decode_seqs=(scheduled.total_num_scheduled_tokens - scheduled.num_prefill_tokens),
+            num_prefill_tokens=scheduled.num_prefill_tokens,
+            num_kv_tokens_read=filled.num_kv_tokens_read,
+            num_qk_pairs=filled.num_qk_pairs,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_waiting_for_capacity=scheduler.num_waiting_for_capacity,
+            kv_blocks_used=scheduler.kv_blocks_used,
+            kv_blocks_total=scheduler.kv_blocks_total,
+            prefix_cache_queries=queries - self._prefix_cache_queries,
+            prefix_cache_hits=hits - self._prefix_cache_hits,
+            num_preempted=len(scheduled.preempted),
+            queue_times_ns=[
+                schedule_start_ns - request.arrival_ns for request in filled.first_scheduled
+            ],
+            num_redone_tiles=tokens.num_redone_tiles,
+        )
+        self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
+        return stats
+
+
+def _output(
+    request: Request,
+    token_ids: list[int],
+    logprobs: list[TokenLogprob] | None,
+    prompt_logprobs: list[TokenLogprob | None] | None,
+    end: FinishedRequest | None,
+) -> RequestOutput:
+    output = RequestOutput(request.request_id, request.choice, token_ids, logprobs, prompt_logprobs)
+    if end is not None:
+        output.finish_reason = end.finish_reason
+        output.stop_token_id = end.stop_token_id
+    if request.sampling.prompt_logprobs is not None and request.choice == 0:
+        is_first = prompt_logprobs is not None and prompt_logprobs[0] is None
+    else:
+        is_first = request.num_output_tokens == len(token_ids)
+    if is_first:
+        output.num_cached_tokens = request.num_cached_tokens
+    return output

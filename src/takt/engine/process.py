@@ -1,0 +1,193 @@
+"""The engine process: builds a core, then takes commands between its steps.
+
+Started as `python -m takt.engine.process DIRECTORY EPOCH` by `ProcessEngineClient`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from takt.clock import Clock, MonotonicClock
+from takt.config import EngineConfig
+from takt.engine.core import EngineCore
+from takt.engine.messages import (
+    AbortRequests,
+    AddRequest,
+    EngineEvent,
+    EngineFailed,
+    EngineReady,
+    LoadProgress,
+    Shutdown,
+    StepMessage,
+)
+from takt.engine.parentage import die_with_parent
+from takt.engine.wire import (
+    LaunchOrder,
+    address,
+    command_decoder,
+    config_from_plain,
+    order_path,
+    pair_socket,
+)
+from takt.errors import ConfigError, TaktError
+
+_log = logging.getLogger("takt.engine")
+
+INPUT_BUDGET_NS = 1_000_000
+"""Time that commands may take between two steps; what is left waits for the next gap."""
+
+_FAREWELL_MS = 2000
+"""Time for the last message to reach the client."""
+
+OnProgress = Callable[[str, int, int], None]
+MakeCore = Callable[[EngineConfig, Clock, OnProgress], EngineCore]
+
+
+class EngineProcess:
+    """The loop of one engine: blocks while it has nothing to do."""
+
+    def __init__(self, socket: zmq.Socket[bytes], epoch: int, clock: Clock) -> None:
+        self._socket = socket
+        self._epoch = epoch
+        self._clock = clock
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = command_decoder()
+        self._stopping = False
+
+    def send(self, event: EngineEvent) -> None:
+        self._socket.send(self._encoder.encode(event))
+
+    def run(self, core: EngineCore, parent_pid: int) -> None:
+        """Serves until a `Shutdown` comes or the parent is gone."""
+        parent_fd = os.pidfd_open(parent_pid)
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(parent_fd, zmq.POLLIN)
+        try:
+            while not self._stopping and os.getppid() == parent_pid:
+                if not core.has_work:
+                    poller.poll()
+                self._take_commands(core)
+                if core.has_work and not self._stopping:
+                    result = core.step()
+                    self.send(StepMessage(self._epoch, result.outputs, result.stats))
+        finally:
+            os.close(parent_fd)
+
+    def _take_commands(self, core: EngineCore) -> None:
+        deadline_ns = self._clock.now_ns() + INPUT_BUDGET_NS
+        while not self._stopping:
+            try:
+                payload = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._take(core, payload)
+            if core.has_work and self._clock.now_ns() >= deadline_ns:
+                return
+
+    def _take(self, core: EngineCore, payload: bytes) -> None:
+        try:
+            message = self._decoder.decode(payload)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TaktError) as error:
+            _log.error("dropped a malformed message of %d bytes: %s", len(payload), error)
+            return
+        if message.epoch != self._epoch:
+            _log.debug("dropped a message of epoch %d", message.epoch)
+            return
+        match message.command:
+            case AddRequest() as request:
+                core.add(request)
+            case AbortRequests(request_ids=request_ids, choice=choice):
+                core.abort(request_ids, choice)
+            case Shutdown():
+                self._stopping = True
+
+
+def main(arguments: list[str], make_core: MakeCore) -> int:
+    """Runs an engine process to its end and returns the exit code."""
+    started = time.monotonic()
+    # Ctrl-C and a service manager's SIGTERM reach the whole group; the server decides what ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    directory, epoch = Path(arguments[0]), int(arguments[1])
+    order = msgspec.msgpack.decode(order_path(directory, epoch).read_bytes(), type=LaunchOrder)
+    die_with_parent(order.parent_pid)
+    logging.basicConfig(level=order.log_level, format="%(levelname)s %(name)s: %(message)s")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    socket = pair_socket(context)
+    socket.connect(address(directory, epoch))
+    clock = MonotonicClock()
+    process = EngineProcess(socket, epoch, clock)
+    try:
+        return _serve(process, order, clock, make_core, started)
+    finally:
+        socket.close(linger=_FAREWELL_MS)
+        context.term()
+
+
+def _serve(
+    process: EngineProcess,
+    order: LaunchOrder,
+    clock: Clock,
+    make_core: MakeCore,
+    started: float,
+) -> int:
+    def on_progress(stage: str, done: int, total: int) -> None:
+        process.send(LoadProgress(order.epoch, stage, done, total))
+
+    try:
+        core = make_core(config_from_plain(order.config), clock, on_progress)
+    except TaktError as error:
+        exit_code = 2 if isinstance(error, ConfigError) else 1
+        process.send(EngineFailed(order.epoch, str(error), exit_code))
+        return exit_code
+    except MemoryError:
+        process.send(EngineFailed(order.epoch, "there is not enough memory for the model", 1))
+        return 1
+    except Exception as error:
+        _log.exception("the engine could not start")
+        sentence = f"the engine could not start: {type(error).__name__}: {error}"
+        process.send(EngineFailed(order.epoch, sentence, 1))
+        return 1
+    # What loading left lives as long as the process: no collection needs to look at it again.
+    gc.collect()
+    gc.freeze()
+    sizes = core.sizes
+    process.send(
+        EngineReady(
+            epoch=order.epoch,
+            max_model_len=sizes.max_model_len,
+            vocab_size=core.rules.vocab_size,
+            num_kv_tokens=sizes.num_kv_tokens,
+            kv_cache_bytes=sizes.kv_cache_bytes,
+            num_threads=core.num_threads,
+            load_seconds=time.monotonic() - started,
+        )
+    )
+    try:
+        process.run(core, order.parent_pid)
+    except Exception:
+        _log.exception("the engine died")
+        return 1
+    core.close()
+    return 0
+
+
+def _make_core(config: EngineConfig, clock: Clock, on_progress: OnProgress) -> EngineCore:
+    from takt.engine.build import build_core, load_model
+
+    return build_core(config, load_model(config, on_progress), clock)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], _make_core))
