@@ -6,6 +6,8 @@
 namespace takt {
 
 // out[i] = x[i] * rsqrt(mean(x^2) + eps) * weight[i]; the sum of squares is taken in a fixed order.
+// n is any positive number; out may be x. In exact arithmetic's place: relative error below
+// (n / 64 + 16) * 2^-24, all terms of the sum being positive.
 void rms_norm_row(const float* x, const float* weight, float eps, int64_t n, float* out);
 
 // out[i] = a[i] + b[i].
@@ -15,10 +17,15 @@ void add_row(const float* a, const float* b, int64_t n, float* out);
 void rope_head(float* head, int64_t head_dim, const float* cos, const float* sin);
 
 enum class Gate { kSilu, kGeluTanh };
-// out[i] = act(gate[i]) * up[i].
+// out[i] = act(gate[i]) * up[i]; out may be gate or up. The relative error of act(x) is below
+// (3 + |x| / 2) * 2^-23 (silu) and (4 + 8 |u|) * 2^-23 (gelu: u is what tanh is taken of); where
+// act(x) is closer to 0 than 2^-116 it may be -0.
 void gate_row(Gate kind, const float* gate, const float* up, int64_t n, float* out);
 
 enum class KVType : uint8_t { kBF16, kF32 };
+
+// out[i] = cap * tanh(x[i] / cap), within cap * 2^-21; out may be x.
+void softcap_row(const float* x, float cap, int64_t n, float* out);
 
 // One layer's K and V, each [num_blocks, num_kv_heads, block_size, head_dim]. The order of elements
 // inside a (block, head) piece is the kernels' own business.
@@ -35,6 +42,9 @@ struct KVLayer {
   }
   size_t block_bytes() const { return piece_bytes() * size_t(num_kv_heads); }
 };
+
+// Largest head_dim; it is a multiple of 8. block_size is a multiple of 8 too.
+inline constexpr int64_t kMaxHeadDim = 256;
 
 // Writes one token's k and v (each [head_dim]) of one head into a slot. Idempotent: may be done by
 // two threads at once with equal values (stores are relaxed atomics where a sanitizer watches).
@@ -64,6 +74,7 @@ void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int
                      const int32_t* positions, const float* const* q, float* const* out);
 
 // Combines `num_splits` partials (consecutive, `stride` floats apart) of one (row, head) in order.
+// Splits that the row sees nothing of change no bit; if there is no other, the result is 0.
 void attention_combine(const float* partials, int64_t num_splits, int64_t stride, int64_t head_dim,
                        float* out);
 

@@ -1,0 +1,25 @@
+#include "kernels/attention.h"
+
+#include "kernels/attention_kernels.h"
+
+namespace takt {
+namespace {
+
+const AttentionKernels& kernels() {
+  static constexpr const AttentionKernels* kTables[] = TAKT_ISA_TABLES(kAttentionKernels);
+  return *kTables[isa_index()];
+}
+
+}  // namespace
+
+void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
+                     const int32_t* positions, const float* const* q, float* const* out) {
+  kernels().split(a, kv_head, split, m, positions, q, out);
+}
+
+void attention_combine(const float* partials, int64_t num_splits, int64_t stride, int64_t head_dim,
+                       float* out) {
+  kernels().combine(partials, num_splits, stride, head_dim, out);
+}
+
+}  // namespace takt

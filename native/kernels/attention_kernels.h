@@ -1,0 +1,18 @@
+// What each build of attention_isa.cc offers; attention.h has the contracts.
+#pragma once
+#include <cstdint>
+
+#include "kernels/attention.h"
+#include "kernels/isa.h"
+
+namespace takt {
+
+struct AttentionKernels {
+  void (*split)(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
+                const int32_t* positions, const float* const* q, float* const* out);
+  void (*combine)(const float* partials, int64_t num_splits, int64_t stride, int64_t head_dim,
+                  float* out);
+};
+TAKT_DECLARE_ISA_TABLE(AttentionKernels, kAttentionKernels)
+
+}  // namespace takt

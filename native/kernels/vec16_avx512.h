@@ -1,0 +1,100 @@
+// Vec16 on AVX-512 (F, BW, DQ, VL). Included by vec16.h only, which has the contract.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace takt::TAKT_ISA {
+
+struct Vec16 {
+  __m512 v;
+};
+
+// Some unmasked intrinsics of gcc 12 start from a register that it then warns of as uninitialised;
+// those with a mask of all lanes compile to the same instruction.
+inline constexpr __mmask16 kAllLanes = 0xffff;
+
+TAKT_VEC_INLINE Vec16 set1(float x) { return {_mm512_set1_ps(x)}; }
+TAKT_VEC_INLINE Vec16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+TAKT_VEC_INLINE void store(float* p, Vec16 x) { _mm512_storeu_ps(p, x.v); }
+
+TAKT_VEC_INLINE __mmask16 first_lanes(int count) { return __mmask16((1u << count) - 1); }
+TAKT_VEC_INLINE Vec16 load_first(const float* p, int count) {
+  return {_mm512_maskz_loadu_ps(first_lanes(count), p)};
+}
+TAKT_VEC_INLINE void store_first(float* p, Vec16 x, int count) {
+  _mm512_mask_storeu_ps(p, first_lanes(count), x.v);
+}
+
+TAKT_VEC_INLINE Vec16 operator+(Vec16 a, Vec16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+TAKT_VEC_INLINE Vec16 operator-(Vec16 a, Vec16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+TAKT_VEC_INLINE Vec16 operator*(Vec16 a, Vec16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+TAKT_VEC_INLINE Vec16 operator/(Vec16 a, Vec16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+// a * b + c, rounded once.
+TAKT_VEC_INLINE Vec16 fma(Vec16 a, Vec16 b, Vec16 c) {
+  return {_mm512_fmadd_ps(a.v, b.v, c.v)};
+}
+// a > b ? a : b, so b where either is NaN; min likewise.
+TAKT_VEC_INLINE Vec16 max(Vec16 a, Vec16 b) { return {_mm512_maskz_max_ps(kAllLanes, a.v, b.v)}; }
+TAKT_VEC_INLINE Vec16 min(Vec16 a, Vec16 b) { return {_mm512_maskz_min_ps(kAllLanes, a.v, b.v)}; }
+
+// x in lanes [begin, end), `other` elsewhere; 0 <= begin <= end <= 16.
+TAKT_VEC_INLINE Vec16 lanes_between(Vec16 x, int begin, int end, Vec16 other) {
+  const uint32_t mask = ((1u << end) - 1) & ~((1u << begin) - 1);
+  return {_mm512_mask_blend_ps(__mmask16(mask), other.v, x.v)};
+}
+
+// Bit i is set where a > b in lane i.
+TAKT_VEC_INLINE uint32_t greater_mask(Vec16 a, Vec16 b) {
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ);
+}
+TAKT_VEC_INLINE uint32_t equal_mask(Vec16 a, Vec16 b) {
+  return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ);
+}
+
+// The float whose bits are those of x shifted left by 23.
+TAKT_VEC_INLINE Vec16 exponent_from_low_bits(Vec16 x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, bits, 23))};
+}
+
+TAKT_VEC_INLINE __m256 low_half(Vec16 x) { return _mm512_maskz_extractf32x8_ps(0xff, x.v, 0); }
+TAKT_VEC_INLINE __m256 high_half(Vec16 x) { return _mm512_maskz_extractf32x8_ps(0xff, x.v, 1); }
+
+// Lanes i and i + 8, then 4, 2 and 1 apart.
+TAKT_VEC_INLINE float sum_lanes(Vec16 x) {
+  const __m256 a = _mm256_add_ps(low_half(x), high_half(x));
+  const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+TAKT_VEC_INLINE float max_lanes(Vec16 x) {
+  const __m256 a = _mm256_max_ps(low_half(x), high_half(x));
+  const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+
+// Rounds to the nearest integer, ties to even; each lane of x is in [0, 2^31 - 1].
+TAKT_VEC_INLINE void store_rounded(uint32_t* p, Vec16 x) {
+  _mm512_storeu_si512(p, _mm512_maskz_cvtps_epi32(kAllLanes, x.v));
+}
+
+struct Vec16Pair {
+  Vec16 even;
+  Vec16 odd;
+};
+// 32 bf16 at p, the values of even and of odd index. `half` reads 16, zeros behind them.
+TAKT_VEC_INLINE Vec16Pair widen(__m512i bits) {
+  const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
+  return {{_mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, bits, 16))},
+          {_mm512_castsi512_ps(_mm512_and_si512(bits, high))}};
+}
+TAKT_VEC_INLINE Vec16Pair load_bf16_pair(const uint16_t* p) {
+  return widen(_mm512_loadu_si512(p));
+}
+TAKT_VEC_INLINE Vec16Pair load_bf16_pair_half(const uint16_t* p) {
+  return widen(_mm512_maskz_loadu_epi32(0xff, p));
+}
+
+}  // namespace takt::TAKT_ISA
