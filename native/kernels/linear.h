@@ -24,14 +24,13 @@ struct RawMatrix {
 };
 
 // Rows of one or more matrices, stacked, repacked into panels of 16 rows for streaming.
-// A stack may mix storage types; a panel never does, so each part but the last must have a
-// multiple of 16 rows (otherwise its last panel is padded with zero rows, and rows keep their
-// numbers: `row_of_panel` accounts for it).
+// A stack may mix storage types. A panel holds rows of one part only: the last panel of a part
+// whose rows are no multiple of 16 is filled up with zero rows, and stack rows keep their numbers.
 class PackedWeight {
  public:
   virtual ~PackedWeight() = default;
-  virtual int64_t rows() const = 0;  // logical output features
-  virtual int64_t cols() const = 0;  // K
+  virtual int64_t rows() const = 0;    // logical output features
+  virtual int64_t cols() const = 0;    // K
   virtual bool needs_q8() const = 0;   // some part takes int8 rows
   virtual bool needs_f32() const = 0;  // some part takes f32 rows
   virtual size_t bytes() const = 0;    // memory it holds
@@ -43,7 +42,7 @@ std::unique_ptr<PackedWeight> pack_weight(std::span<const RawMatrix> parts, cons
                                           int num_threads);
 
 // The rows a product is taken with: pointer arrays of m entries each; the one that the weight does
-// not need may be null. Rows are contiguous along K.
+// not need may be null. Rows are contiguous along K; a Q8Row is one that q8_row_at gave for cols().
 struct ActivationRows {
   const Q8Row* q8;
   const float* const* f32;

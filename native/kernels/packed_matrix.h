@@ -1,0 +1,69 @@
+// The one implementation of PackedWeight: panels (panel.h) in a piece of memory of their own.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "kernels/panel.h"
+
+namespace takt {
+
+// A matrix of the stack. Its row r is stack row first_row + r, lane r % 16 of panel r / 16.
+struct PackedPart {
+  QuantType type;
+  int64_t first_row;
+  int64_t rows;
+  size_t offset;       // of its first panel
+  size_t panel_bytes;  // a multiple of 32
+
+  int64_t num_panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
+};
+
+struct FreeMemory {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+using PanelMemory = std::unique_ptr<std::byte[], FreeMemory>;
+
+class PackedMatrix final : public PackedWeight {
+ public:
+  PackedMatrix(std::vector<PackedPart> parts, int64_t rows, int64_t cols, PanelMemory memory,
+               size_t bytes, std::vector<float> bias)
+      : parts_(std::move(parts)),
+        rows_(rows),
+        cols_(cols),
+        memory_(std::move(memory)),
+        bytes_(bytes),
+        bias_(std::move(bias)) {}
+
+  int64_t rows() const override { return rows_; }
+  int64_t cols() const override { return cols_; }
+  bool needs_q8() const override { return has_part(false); }
+  bool needs_f32() const override { return has_part(true); }
+  size_t bytes() const override { return bytes_ + bias_.size() * sizeof(float); }
+
+  const std::vector<PackedPart>& parts() const { return parts_; }
+  const std::byte* panel(const PackedPart& part, int64_t index) const {
+    return memory_.get() + part.offset + size_t(index) * part.panel_bytes;
+  }
+  const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
+
+ private:
+  bool has_part(bool is_float) const {
+    for (const PackedPart& part : parts_) {
+      if (panel_spec(part.type).is_float() == is_float) return true;
+    }
+    return false;
+  }
+
+  std::vector<PackedPart> parts_;
+  int64_t rows_;
+  int64_t cols_;
+  PanelMemory memory_;
+  size_t bytes_;
+  std::vector<float> bias_;
+};
+
+}  // namespace takt
