@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -43,18 +44,20 @@ def derive_merges(ranks: dict[str, float], ids: dict[str, int]) -> NDArray[np.in
     return np.array(pairs, dtype=np.int32).reshape(len(pairs), 2)
 
 
-def cached_merges(path: Path, ranks: dict[str, float], ids: dict[str, int]) -> NDArray[np.int32]:
-    """`derive_merges`, kept for the model file `path`; works without a writable cache."""
+def cached_merges(
+    path: Path, vocab_size: int, derive: Callable[[], NDArray[np.int32]]
+) -> NDArray[np.int32]:
+    """What `derive` gives, kept for the model file `path`; works without a writable cache."""
     status = path.stat()
     identity = (
         f"{_FORMAT_VERSION}|{path.resolve()}|{status.st_dev}|{status.st_ino}|{status.st_size}"
-        f"|{status.st_mtime_ns}|{len(ids)}"
+        f"|{status.st_mtime_ns}|{vocab_size}"
     )
     key = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:32]
     kept = cache_home() / "tokenizers" / f"{key}.npy"
-    pairs = _load(kept, len(ids))
+    pairs = _load(kept, vocab_size)
     if pairs is None:
-        pairs = derive_merges(ranks, ids)
+        pairs = derive()
         _store(kept, pairs)
     return pairs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from takt.errors import ModelError, UnsupportedModelError
-from takt.loading.merges import cached_merges
+from takt.loading.merges import cached_merges, derive_merges
+from takt.loading.model_tokenizer import ModelTokenizer, Spelling, TokenizerSpec
 from takt.loading.pre_tokenizers import pre_tokenizer_named
 from takt.loading.stop_tokens import stop_token_ids
-from takt.loading.tokenizer import ModelTokenizer, Spelling, TokenizerSpec
 
 _SPACE = "\u2581"
 _STOP_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -67,9 +68,14 @@ def _sentencepiece(fields: _Fields) -> ModelTokenizer:
         )
     vocabulary = fields.vocabulary().with_spaces_spelt(fields)
     scores = fields.numbers("scores", len(vocabulary.tokens))
-    pairs = cached_merges(fields.path, vocabulary.ranks(scores), vocabulary.ids).tolist()
     tokens = vocabulary.tokens
-    merges = [(tokens[left], tokens[right]) for left, right in pairs]
+    pairs = cached_merges(
+        fields.path,
+        len(tokens),
+        lambda: derive_merges(vocabulary.ranks(scores), vocabulary.ids),
+    )
+    left, right = ([tokens[index] for index in column] for column in pairs.T.tolist())
+    merges = list(zip(left, right, strict=True))
     unknown = fields.token_id("unknown_token_id", len(tokens))
     has_all_bytes = all(f"<0x{byte:02X}>" in vocabulary.ids for byte in range(256))
     model = fields.bpe(
@@ -123,7 +129,7 @@ def _spec(
     template = fields.metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
         raise ModelError(f"{fields.path}: tokenizer.chat_template: is not a string")
-    markers = {tokenizer.id_to_token(token_id): token_id for token_id in special}
+    markers = {fields.metadata["tokenizer.ggml.tokens"][index]: index for index in special}
     return TokenizerSpec(
         where=str(fields.path),
         spelling=spelling,
@@ -201,7 +207,7 @@ class _Fields:
         values: list[float] = self._array(key, float, "floats")
         if len(values) != count:
             raise self.fail(key, f"has {len(values)} entries for {count} tokens")
-        if any(value != value for value in values):
+        if any(map(math.isnan, values)):
             raise self.fail(key, "holds NaN")
         return values
 
@@ -247,6 +253,6 @@ class _Fields:
         values = self.metadata.get(f"tokenizer.ggml.{key}")
         if not isinstance(values, list):
             raise self.fail(key, "is missing" if values is None else "is not an array")
-        if any(type(value) is not kind for value in values):
+        if not set(map(type, values)) <= {kind}:
             raise self.fail(key, f"is not an array of {what}")
         return values
