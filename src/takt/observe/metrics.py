@@ -1,0 +1,224 @@
+"""Prometheus metrics of one server: names in vLLM's shape under `takt_`."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+NS_PER_SECOND = 1_000_000_000
+
+LATENCY_BUCKETS_SECONDS = tuple(0.00025 * 2**i for i in range(20))
+"""0.25 ms to 131 s, each twice the one before: a tail is seen at every scale."""
+
+TOKEN_BUCKETS = tuple(2**i for i in range(18))
+
+
+class StepStats(Protocol):
+    """What the metrics read of one step's record; times are of one monotonic clock."""
+
+    schedule_start_ns: int
+    update_end_ns: int
+    num_decode_seqs: int
+    num_prefill_tokens: int
+    num_running: int
+    num_waiting: int
+    num_waiting_for_capacity: int
+    kv_blocks_used: int
+    kv_blocks_total: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_preempted: int
+    queue_times_ns: list[int]
+    num_redone_tiles: int
+
+
+class Histogram(Collector):
+    """A histogram with one writer: an observation is a bisection and two additions, no lock."""
+
+    def __init__(
+        self,
+        name: str,
+        documentation: str,
+        labels: dict[str, str],
+        buckets: Sequence[float],
+        registry: CollectorRegistry,
+    ) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = labels
+        self._bounds = list(buckets)
+        self._bound_names = [*(str(float(b)) for b in buckets), "+Inf"]
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def describe(self) -> Iterable[Metric]:
+        return [HistogramMetricFamily(self._name, self._documentation, labels=list(self._labels))]
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._documentation, labels=list(self._labels))
+        cumulative, total = [], 0
+        for bound, count in zip(self._bound_names, self._counts, strict=True):
+            total += count
+            cumulative.append((bound, float(total)))
+        family.add_metric(list(self._labels.values()), cumulative, self._sum)
+        yield family
+
+
+class Metrics:
+    """Every metric of a server and its engine, in a registry that is given.
+
+    `observe_step` is fed with each step's record; the server reports tokens and requests.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model_name: str, engine: str = "0") -> None:
+        self.registry = registry
+        self._labels = {"model_name": model_name, "engine": engine}
+        seconds = LATENCY_BUCKETS_SECONDS
+        h = self._histogram
+        self._ttft = h(
+            "time_to_first_token_seconds",
+            "Arrival of a request to its first token: written to the socket if streamed, "
+            "otherwise known to the server.",
+            seconds,
+        )
+        self._itl = h(
+            "inter_token_latency_seconds",
+            "Gap between two tokens of a choice, stamped like the first token; one per gap.",
+            seconds,
+        )
+        self._tpot = h(
+            "request_time_per_output_token_seconds",
+            "Mean gap of a choice; one per choice.",
+            seconds,
+        )
+        self._largest_gap = h(
+            "request_largest_token_gap_seconds", "Largest gap of a choice; one per choice.", seconds
+        )
+        self._e2e = h("e2e_request_latency_seconds", "Arrival of a request to its end.", seconds)
+        self._queue_time = h(
+            "request_queue_time_seconds", "Arrival at the engine to the first step.", seconds
+        )
+        self._step_time = h("step_time_seconds", "A step, from decision to message.", seconds)
+        self._step_tokens = h("iteration_tokens_total", "Tokens of a step.", TOKEN_BUCKETS)
+        self._make_counters()
+        self._make_gauges()
+
+    def _make_counters(self) -> None:
+        c = self._counter
+        self._prompt_tokens = c("prompt_tokens", "Prompt tokens of requests that ran.")
+        self._generation_tokens = c("generation_tokens", "Tokens generated.")
+        self._prefix_queries = c("prefix_cache_queries", "Tokens asked of the prefix cache.")
+        self._prefix_hits = c("prefix_cache_hits", "Tokens the prefix cache had.")
+        self._preemptions = c("num_preemptions", "Requests that lost their place in a step.")
+        self._redone_tiles = c(
+            "redone_tiles", "Tiles computed again for a thread that stood still."
+        )
+        self._restarts = c("engine_restarts", "Engine processes started in place of a dead one.")
+        self._success = Counter(
+            "takt_request_success",
+            "Choices that ended, by reason.",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )
+        for reason in ("stop", "length", "abort", "error"):
+            self._success.labels(*self._labels.values(), reason)
+
+    def _make_gauges(self) -> None:
+        g = self._gauge
+        self._running = g("num_requests_running", "Sequences in the running batch.")
+        self._waiting = g("num_requests_waiting", "Requests that wait.")
+        self._kv_usage = g("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
+        by_reason = Gauge(
+            "takt_num_requests_waiting_by_reason",
+            "Requests that wait, by what they wait for.",
+            [*self._labels, "reason"],
+            registry=self.registry,
+        )
+        self._waiting_capacity = by_reason.labels(*self._labels.values(), "capacity")
+        self._waiting_turn = by_reason.labels(*self._labels.values(), "turn")
+
+    def observe_step(self, stats: StepStats) -> None:
+        self._step_time.observe((stats.update_end_ns - stats.schedule_start_ns) / NS_PER_SECOND)
+        self._step_tokens.observe(stats.num_decode_seqs + stats.num_prefill_tokens)
+        for queue_time_ns in stats.queue_times_ns:
+            self._queue_time.observe(queue_time_ns / NS_PER_SECOND)
+        for counter, amount in (
+            (self._prefix_queries, stats.prefix_cache_queries),
+            (self._prefix_hits, stats.prefix_cache_hits),
+            (self._preemptions, stats.num_preempted),
+            (self._redone_tiles, stats.num_redone_tiles),
+        ):
+            if amount:
+                counter.inc(amount)
+        self._running.set(stats.num_running)
+        self._waiting.set(stats.num_waiting)
+        self._waiting_capacity.set(stats.num_waiting_for_capacity)
+        self._waiting_turn.set(max(stats.num_waiting - stats.num_waiting_for_capacity, 0))
+        if stats.kv_blocks_total:
+            self._kv_usage.set(stats.kv_blocks_used / stats.kv_blocks_total)
+
+    def observe_first_token(self, elapsed_ns: int) -> None:
+        self._ttft.observe(elapsed_ns / NS_PER_SECOND)
+
+    def observe_gap(self, gap_ns: int) -> None:
+        self._itl.observe(gap_ns / NS_PER_SECOND)
+
+    def observe_choice(
+        self, *, num_tokens: int, first_ns: int, last_ns: int, largest_gap_ns: int, reason: str
+    ) -> None:
+        """The end of a choice; times are the stamps of its first and last token.
+
+        One that was cut short has no mean gap: not all of its tokens were written.
+        """
+        if num_tokens > 1 and reason in ("stop", "length"):
+            self._tpot.observe((last_ns - first_ns) / (num_tokens - 1) / NS_PER_SECOND)
+            self._largest_gap.observe(largest_gap_ns / NS_PER_SECOND)
+        self._success.labels(*self._labels.values(), reason).inc()
+
+    def observe_request(
+        self, *, elapsed_ns: int, num_prompt_tokens: int, num_generated_tokens: int
+    ) -> None:
+        self._e2e.observe(elapsed_ns / NS_PER_SECOND)
+        self._prompt_tokens.inc(num_prompt_tokens)
+        self._generation_tokens.inc(num_generated_tokens)
+
+    def count_engine_restart(self) -> None:
+        self._restarts.inc()
+
+    def set_idle(self) -> None:
+        """After an engine's death: what it ran and held is gone."""
+        for gauge in (
+            self._running,
+            self._waiting,
+            self._waiting_capacity,
+            self._waiting_turn,
+            self._kv_usage,
+        ):
+            gauge.set(0)
+
+    def watch_in_flight(self, count: Callable[[], int]) -> None:
+        """Reports the HTTP requests being answered, read when the metrics are."""
+        self._gauge("http_requests_in_flight", "HTTP requests being answered.").set_function(
+            lambda: float(count())
+        )
+
+    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
+        return Histogram(f"takt_{name}", documentation, self._labels, buckets, self.registry)
+
+    def _counter(self, name: str, documentation: str) -> Counter:
+        family = Counter(f"takt_{name}", documentation, list(self._labels), registry=self.registry)
+        return family.labels(*self._labels.values())
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        family = Gauge(f"takt_{name}", documentation, list(self._labels), registry=self.registry)
+        return family.labels(*self._labels.values())

@@ -1,0 +1,167 @@
+"""What completions and chat have in common: from a checked request to a response."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from takt.errors import InvalidRequestError
+from takt.server.body import read_json_object
+from takt.server.errors import TooLateError, unavailable
+from takt.server.fields import UnknownField, read_fields, refuse_unknown
+from takt.server.generation import Generation, TokenEvent
+from takt.server.prompts import Prompt
+from takt.server.protocol import GenerationRequest, fit_max_tokens, sampling_params
+from takt.server.stamps import RequestStamps
+from takt.server.state import Phase, ServedModel, ServerState
+from takt.server.stream import EventStream, StreamFormat, abort_on_disconnect
+
+Headers = list[tuple[bytes, bytes]]
+RequestT = TypeVar("RequestT", bound=msgspec.Struct)
+
+
+class Collector(Protocol):
+    """Gathers the events of an answer that is sent as a whole."""
+
+    def add(self, event: TokenEvent) -> None: ...
+
+    def result(self) -> dict[str, Any]: ...
+
+
+async def read_request(
+    request: Request, state: ServerState, request_type: type[RequestT]
+) -> tuple[RequestT, Headers]:
+    """The checked fields of a request, and the response headers that warn of unknown ones."""
+    if state.phase is Phase.DRAINING:
+        raise unavailable("the server is stopping")
+    body = await read_json_object(request, state.options.max_request_bytes)
+    fields, unknown = read_fields(body, request_type)
+    if not state.options.allow_unknown_fields:
+        refuse_unknown(unknown)
+    return fields, _warnings(unknown)
+
+
+def prepare(
+    fields: GenerationRequest,
+    model: ServedModel,
+    prompts: Sequence[Prompt],
+    *,
+    request_id: str,
+    wanted_tokens: int | None,
+    default_tokens: int,
+    logprobs: int | None,
+    scores_prompt: bool,
+) -> Generation:
+    """A generation that fits the model; raises `InvalidRequestError` for one that cannot."""
+    info = model.engine.info
+    limits = [
+        fit_max_tokens(wanted_tokens, default_tokens, len(prompt.token_ids), info.max_model_len)
+        for prompt in prompts
+    ]
+    for prompt, limit in zip(prompts, limits, strict=True):
+        _check_pool(len(prompt.token_ids), limit, info.num_kv_tokens)
+    prompt_logprobs = fields.prompt_logprobs
+    if scores_prompt and logprobs is not None:
+        prompt_logprobs = max(logprobs, prompt_logprobs or 0)
+    sampling = sampling_params(
+        fields,
+        max_tokens=max(limits),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        max_logprobs=model.max_logprobs,
+        vocab_size=info.vocab_size,
+    )
+    return Generation(
+        model.engine,
+        model.tokenizer,
+        prompts,
+        sampling,
+        max_tokens=limits,
+        request_id=request_id,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+    )
+
+
+async def respond(
+    request: Request,
+    state: ServerState,
+    generation: Generation,
+    stream_format: StreamFormat | None,
+    collector: Collector,
+    *,
+    arrival_ns: int,
+    headers: Headers,
+) -> Response | EventStream:
+    """Streams in `stream_format`, or without one collects and answers as a whole."""
+    stamps = RequestStamps(generation, state.metrics, state.clock, arrival_ns)
+    if stream_format is not None:
+        return EventStream(
+            generation,
+            stream_format,
+            stamps,
+            max_lag_tokens=state.options.stream_buffer_tokens,
+            headers=headers,
+        )
+    await _collect(request, generation, stamps, collector.add)
+    return json_response(collector.result(), headers)
+
+
+def json_response(content: Any, headers: Headers | None = None) -> Response:
+    response = Response(msgspec.json.encode(content), media_type="application/json")
+    response.raw_headers.extend(headers or [])
+    return response
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+async def _collect(
+    request: Request,
+    generation: Generation,
+    stamps: RequestStamps,
+    add: Callable[[TokenEvent], None],
+) -> None:
+    try:
+        async with (
+            abort_on_disconnect(request.receive, generation),
+            aclosing(generation.events()) as events,
+        ):
+            async for event in events:
+                add(event)
+                stamps.written(event)
+    except TooLateError:
+        stamps.abandoned()
+        raise
+    except Exception:
+        if generation.num_generated_tokens:
+            stamps.failed()
+        raise
+    stamps.finished()
+
+
+def _check_pool(num_prompt_tokens: int, max_tokens: int, num_kv_tokens: int) -> None:
+    total = num_prompt_tokens + max_tokens
+    if total > num_kv_tokens:
+        raise InvalidRequestError(
+            f"the request may need {total} tokens of KV cache ({num_prompt_tokens} of the prompt, "
+            f"{max_tokens} of output), and the pool holds {num_kv_tokens}: lower max_tokens, or "
+            "start the server with a larger --kv-cache-memory-bytes",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+
+
+def _warnings(unknown: Sequence[UnknownField]) -> Headers:
+    names = ", ".join(field.name[:64] for field in unknown[:8])
+    if not names:
+        return []
+    text = ascii(f"unknown fields were ignored: {names}")[1:-1].replace('"', "'")
+    return [(b"warning", f'299 takt "{text}"'.encode())]

@@ -1,0 +1,86 @@
+"""Errors as OpenAI's clients expect them: a status and one JSON shape, on every route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+
+from takt.errors import EngineDeadError, InvalidRequestError, OverloadedError, TaktError
+
+
+class HttpError(TaktError):
+    """An error with a status of its own, such as a wrong key or an unknown model."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.type = type
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+class TooLateError(Exception):
+    """The client has gone; there is nobody to answer."""
+
+
+def to_http_error(error: Exception) -> HttpError:
+    """Any error as one with a status; what we did not raise on purpose keeps its text to itself."""
+    if isinstance(error, HttpError):
+        return error
+    if isinstance(error, InvalidRequestError):
+        return HttpError(400, str(error), param=error.param, code=error.code)
+    if isinstance(error, OverloadedError):
+        return HttpError(
+            429,
+            str(error),
+            type="rate_limit_error",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(error.retry_after_seconds)},
+        )
+    if isinstance(error, EngineDeadError):
+        return unavailable(str(error))
+    return HttpError(500, "The server had an error of its own.", type="server_error")
+
+
+def unavailable(message: str, retry_after_seconds: int = 1) -> HttpError:
+    return HttpError(
+        503,
+        message,
+        type="service_unavailable_error",
+        code="service_unavailable",
+        headers={"Retry-After": str(retry_after_seconds)},
+    )
+
+
+def error_body(error: HttpError) -> bytes:
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": str(error),
+                "type": error.type,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+def error_response(error: HttpError) -> Response:
+    return Response(
+        error_body(error),
+        status_code=error.status,
+        headers=error.headers,
+        media_type="application/json",
+    )

@@ -1,0 +1,129 @@
+"""The routes that generate nothing: models, tokens, health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
+from starlette.responses import Response
+
+import takt
+from takt.errors import InvalidRequestError
+from takt.server.answers import json_response, read_request
+from takt.server.errors import HttpError, unavailable
+from takt.server.protocol import DetokenizeRequest, TokenizeRequest
+from takt.server.state import ServedModel, ServerState, check_model_name
+
+
+async def list_models(request: Request, state: ServerState) -> Response:
+    model = _loaded(state)
+    return json_response(
+        {"object": "list", "data": [_model_card(name, model) for name in model.names]}
+    )
+
+
+async def show_model(request: Request, state: ServerState) -> Response:
+    model = _loaded(state)
+    name = request.path_params["model"]
+    check_model_name(name, model)
+    return json_response(_model_card(name, model))
+
+
+async def tokenize(request: Request, state: ServerState) -> Response:
+    """vLLM's: token ids of a prompt, or of a chat as its template renders it."""
+    fields, headers = await read_request(request, state, TokenizeRequest)
+    model = state.ready_model(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise InvalidRequestError("give either prompt or messages", param="prompt")
+    token_ids = await state.in_text_pool(lambda: _tokenize(fields, model))
+    strings = [model.tokenizer.token_text(i) for i in token_ids]
+    return json_response(
+        {
+            "count": len(token_ids),
+            "max_model_len": model.engine.info.max_model_len,
+            "tokens": token_ids,
+            "token_strs": strings if fields.return_token_strs else None,
+        },
+        headers,
+    )
+
+
+async def detokenize(request: Request, state: ServerState) -> Response:
+    fields, headers = await read_request(request, state, DetokenizeRequest)
+    model = state.ready_model(fields.model)
+    vocab_size = model.engine.info.vocab_size
+    for token_id in fields.tokens:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(
+                f"tokens: id {token_id} is not between 0 and {vocab_size - 1}", param="tokens"
+            )
+    text = await state.in_text_pool(
+        lambda: model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
+    )
+    return json_response({"prompt": text}, headers)
+
+
+async def health(request: Request, state: ServerState) -> Response:
+    """200 when requests would be served now, else 503."""
+    if not state.is_ready:
+        raise unavailable(_reason(state))
+    return Response(status_code=200)
+
+
+async def version(request: Request, state: ServerState) -> Response:
+    return json_response({"version": takt.__version__})
+
+
+async def metrics(request: Request, state: ServerState) -> Response:
+    return Response(
+        generate_latest(state.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+    )
+
+
+def _tokenize(fields: TokenizeRequest, model: ServedModel) -> list[int]:
+    if fields.messages is not None:
+        if fields.add_special_tokens:
+            raise InvalidRequestError(
+                "add_special_tokens: the chat template decides it", param="add_special_tokens"
+            )
+        return model.chat.encode(
+            fields.messages,
+            add_generation_prompt=fields.add_generation_prompt,
+            continue_final_message=fields.continue_final_message,
+            template_kwargs=fields.chat_template_kwargs,
+        )
+    assert fields.prompt is not None
+    return model.tokenizer.encode(
+        fields.prompt, parse_special=True, add_bos=fields.add_special_tokens is not False
+    )
+
+
+def _loaded(state: ServerState) -> ServedModel:
+    if state.model is None:
+        raise unavailable(_reason(state), retry_after_seconds=5)
+    return state.model
+
+
+def _reason(state: ServerState) -> str:
+    if state.model is None:
+        return "the model is loading"
+    if state.phase.value != "serving":
+        return f"the server is {state.phase.value}"
+    return f"the engine is {state.model.engine.state.value}"
+
+
+def _model_card(name: str, model: ServedModel) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "takt",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.engine.info.max_model_len,
+    }
+
+
+def not_found(path: str) -> HttpError:
+    return HttpError(404, f"there is no route {path[:128]!r}", code="not_found")

@@ -1,0 +1,94 @@
+"""What the routes share: the phase of the server and the model that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from takt.clock import Clock, MonotonicClock
+from takt.config import ServerOptions
+from takt.engine.client import EngineClient, EngineState
+from takt.loading.base import Tokenizer
+from takt.observe.metrics import Metrics
+from takt.server.chat import ChatRenderer
+from takt.server.errors import HttpError, unavailable
+
+logger = logging.getLogger("takt.server")
+
+ResultT = TypeVar("ResultT")
+
+
+class Phase(enum.Enum):
+    LOADING = "loading"
+    SERVING = "serving"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    names: tuple[str, ...]
+    """Names clients may use; the first is reported."""
+    engine: EngineClient
+    tokenizer: Tokenizer
+    chat: ChatRenderer
+    created: int
+    """Seconds since the epoch when the server started."""
+    max_logprobs: int
+    default_max_tokens: int
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+
+@dataclass(slots=True)
+class ServerState:
+    options: ServerOptions
+    metrics: Metrics
+    clock: Clock = field(default_factory=MonotonicClock)
+    phase: Phase = Phase.LOADING
+    model: ServedModel | None = None
+    num_in_flight: int = 0
+    """Requests being answered that generate or tokenise."""
+    text_pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="takt-text")
+    )
+    """Threads that render and tokenise: what may take long never runs on the event loop."""
+
+    @property
+    def is_ready(self) -> bool:
+        return (
+            self.phase is Phase.SERVING
+            and self.model is not None
+            and self.model.engine.state is EngineState.READY
+        )
+
+    def ready_model(self, name: str | None) -> ServedModel:
+        """The model by a name of the client's; raises 503 while not ready and 404 for another."""
+        if self.phase is Phase.DRAINING:
+            raise unavailable("the server is stopping")
+        if self.model is None or self.phase is Phase.LOADING:
+            raise unavailable("the model is loading", retry_after_seconds=5)
+        check_model_name(name, self.model)
+        if self.model.engine.state is not EngineState.READY:
+            raise unavailable(f"the engine is {self.model.engine.state.value}")
+        return self.model
+
+    async def in_text_pool(self, function: Callable[[], ResultT]) -> ResultT:
+        return await asyncio.get_running_loop().run_in_executor(self.text_pool, function)
+
+
+def check_model_name(name: str | None, model: ServedModel) -> None:
+    if name is not None and name not in model.names:
+        raise HttpError(
+            404,
+            f"the model {name[:128]!r} is not served here; this server has "
+            f"{', '.join(model.names)}",
+            param="model",
+            code="model_not_found",
+        )

@@ -1,0 +1,188 @@
+"""Server-sent events: one per token, one socket write each, and a bound on slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Protocol
+
+from starlette.types import Receive, Scope, Send
+
+from takt.server.connection import Connection, connection_of
+from takt.server.errors import TooLateError, error_body, to_http_error
+from takt.server.generation import Generation, TokenEvent
+from takt.server.stamps import RequestStamps
+
+logger = logging.getLogger("takt.server")
+
+FINAL_FLUSH_SECONDS = 30.0
+"""Time that a slow reader has for what is left when its stream has ended."""
+
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+class StreamFormat(Protocol):
+    """How the events of one response are written."""
+
+    content_type: bytes
+
+    def event(self, event: TokenEvent) -> bytes: ...
+
+    def end(self) -> bytes:
+        """What follows the last token."""
+        ...
+
+    def error(self, body: bytes) -> bytes:
+        """An error after the first byte, and the end of the stream."""
+        ...
+
+
+class SlowReaderError(Exception):
+    """The client lags behind by more than the stream may buffer."""
+
+
+class EventStream:
+    """An ASGI response that streams a generation. Errors before the first byte are raised."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        format: StreamFormat,
+        stamps: RequestStamps,
+        *,
+        max_lag_tokens: int,
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
+        self._generation = generation
+        self._format = format
+        self._stamps = stamps
+        self._max_lag_tokens = max_lag_tokens
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with abort_on_disconnect(receive, self._generation):
+            writer = _Writer(send, connection_of(scope), self._max_lag_tokens, self._stamps.written)
+            try:
+                await self._run(writer)
+            except TooLateError:
+                self._stamps.abandoned()
+                if not writer.is_started:
+                    raise
+            except SlowReaderError:
+                logger.warning("a stream was aborted: its client does not read")
+                self._stamps.abandoned()
+                await writer.abort()
+            finally:
+                writer.close()
+
+    async def _run(self, writer: _Writer) -> None:
+        event_bytes = self._format.event
+        try:
+            async with aclosing(self._generation.events()) as events:
+                async for event in events:
+                    if not writer.is_started:
+                        await writer.start(
+                            [
+                                (b"content-type", self._format.content_type),
+                                *_HEADERS,
+                                *self._headers,
+                            ]
+                        )
+                    await writer.write(event_bytes(event), event)
+        except (TooLateError, SlowReaderError):
+            raise
+        except Exception as error:
+            if not writer.is_started:
+                raise
+            http_error = to_http_error(error)
+            if http_error.status == 500:
+                logger.exception("a stream failed")
+            self._stamps.failed()
+            await writer.finish(self._format.error(error_body(http_error)))
+        else:
+            await writer.finish(self._format.end())
+            self._stamps.finished()
+
+
+class _Writer:
+    """Writes events as they come. While the client does not read, it keeps them, up to a limit.
+
+    Events that are kept leave in one write as soon as the socket takes more.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        connection: Connection | None,
+        max_lag: int,
+        on_written: Callable[[TokenEvent], None],
+    ) -> None:
+        self._send = send
+        self._connection = connection
+        self._max_lag = max_lag
+        self._on_written = on_written
+        self._kept: list[tuple[bytes, TokenEvent]] = []
+        self._flusher: asyncio.Task[None] | None = None
+        self.is_started = False
+
+    async def start(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.is_started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, payload: bytes, event: TokenEvent) -> None:
+        connection = self._connection
+        if connection is None or not (connection.is_write_paused or self._flusher is not None):
+            await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+            self._on_written(event)
+            return
+        if len(self._kept) >= self._max_lag:
+            raise SlowReaderError
+        self._kept.append((payload, event))
+        if self._flusher is None:  # once it runs, all goes through it: the order holds
+            self._flusher = asyncio.create_task(self._flush(connection))
+
+    async def finish(self, payload: bytes) -> None:
+        if self._flusher is not None:
+            try:
+                await asyncio.wait_for(asyncio.shield(self._flusher), FINAL_FLUSH_SECONDS)
+            except TimeoutError:
+                raise SlowReaderError from None
+        await self._send({"type": "http.response.body", "body": payload, "more_body": False})
+
+    async def abort(self) -> None:
+        """Cuts the connection and lets the server notice before the response returns."""
+        if self._connection is not None:
+            self._connection.abort()
+            await self._connection.drain()
+
+    def close(self) -> None:
+        if self._flusher is not None:
+            self._flusher.cancel()
+
+    async def _flush(self, connection: Connection) -> None:
+        while self._kept:
+            await connection.drain()
+            kept, self._kept = self._kept, []
+            payload = b"".join([item[0] for item in kept])
+            await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+            for _, event in kept:
+                self._on_written(event)
+        self._flusher = None
+
+
+@asynccontextmanager
+async def abort_on_disconnect(receive: Receive, generation: Generation) -> AsyncIterator[None]:
+    """Ends the generation when the client leaves while the body of the `with` runs."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        generation.abort()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
