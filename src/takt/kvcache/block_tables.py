@@ -14,8 +14,8 @@ NO_BLOCK = -1
 class BlockTables:
     """int32 `[num_kv_groups, num_rows, max_blocks_per_seq]`; a sequence owns one row index.
 
-    Rows are made for `num_rows` sequences. Sequences that ended while a step still reads them can
-    briefly exceed that: the array then doubles, which ends views taken earlier.
+    The array doubles where a sequence has no row or a row no room. Made for all sequences of the
+    longest context, it grows only while sequences that ended wait for a step that still reads them.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class BlockTables:
     def acquire(self) -> int:
         """Takes a row of padding."""
         if not self._free_rows:
-            num_rows = self._ids.shape[1]
-            self._ids = np.concatenate([self._ids, np.full_like(self._ids, NO_BLOCK)], axis=1)
+            _, num_rows, width = self._ids.shape
+            self._resize(2 * num_rows, width)
             self._free_rows.extend(range(2 * num_rows - 1, num_rows - 1, -1))
         return self._free_rows.pop()
 
@@ -39,7 +39,11 @@ class BlockTables:
         self._free_rows.append(row)
 
     def write(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
-        self._ids[group, row, first : first + len(blocks)] = blocks
+        end = first + len(blocks)
+        _, num_rows, width = self._ids.shape
+        if end > width:
+            self._resize(num_rows, max(end, 2 * width))
+        self._ids[group, row, first:end] = blocks
 
     def clear(self, group: int, row: int, first: int, last: int) -> None:
         self._ids[group, row, first:last] = NO_BLOCK
@@ -69,3 +73,9 @@ class BlockTables:
         for group in range(self._ids.shape[0]):
             blocks = self._ids[group][token_rows, index].astype(np.int64)
             out[group, : len(positions)] = blocks * self._block_size + offset
+
+    def _resize(self, num_rows: int, width: int) -> None:
+        old = self._ids
+        groups, old_rows, old_width = old.shape
+        self._ids = np.full((groups, num_rows, width), NO_BLOCK, dtype=np.int32)
+        self._ids[:, :old_rows, :old_width] = old

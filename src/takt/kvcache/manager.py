@@ -48,8 +48,8 @@ class KVCacheManager:
     """Owns the pools and the block tables of sequences, each named by an opaque, hashable id.
 
     Every sequence has one table per KV group, all of equal length. `num_blocks[g]` is the size of
-    the pool of group g. Tables are made for `max_num_seqs` sequences of `max_model_len` tokens
-    (what the largest pool holds if None).
+    the pool of group g. Tables are made for `max_num_seqs` sequences of `max_model_len` tokens;
+    without these they grow with what comes.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class KVCacheManager:
         num_blocks: Sequence[int],
         enable_prefix_caching: bool,
         *,
-        max_num_seqs: int = 256,
-        max_model_len: int | None = None,
+        max_num_seqs: int = 1,
+        max_model_len: int = 1,
     ) -> None:
         if len(num_blocks) != len(spec.groups):
             raise InvariantError(f"{len(num_blocks)} pool sizes for {len(spec.groups)} KV groups")
@@ -70,8 +70,7 @@ class KVCacheManager:
         """Sum of the lengths of all sequences' tables (of one group; they are equally long)."""
         self.num_shared_tails = 0
         """Sequences whose next append may copy a block."""
-        longest = max_model_len or max(num_blocks) * spec.block_size
-        width = blocks_for_tokens(longest, spec.block_size)
+        width = blocks_for_tokens(max_model_len, spec.block_size)
         self._tables = BlockTables(len(num_blocks), max_num_seqs, width, spec.block_size)
         self._sequences: dict[Hashable, _Sequence] = {}
         self._copies: list[BlockCopy] = []
@@ -182,10 +181,12 @@ class KVCacheManager:
             self._grow(state, end)
         state.num_tokens = end
 
-    def fork(self, parent: Hashable, child: Hashable) -> None:
-        """Makes `child` a copy of `parent` that shares all blocks, a partial last one included."""
+    def fork(self, parent: Hashable, child: Hashable, chain: PrefixChain | None = None) -> None:
+        """Makes `child` a copy of `parent` that shares all blocks, a partial last one included.
+
+        `chain` is the child's own, such as a fork of the parent's.
+        """
         source = self._sequences[parent]
-        chain = source.chain.fork() if source.chain else None
         self.create(child, chain)
         state = self._sequences[child]
         state.tables = [table.copy() for table in source.tables]

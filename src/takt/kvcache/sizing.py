@@ -1,4 +1,4 @@
-"""How many blocks sequences can need, and how a memory budget becomes pools."""
+"""How many blocks a sequence can need."""
 
 from __future__ import annotations
 
@@ -27,41 +27,3 @@ def peak_blocks(spec: KVCacheSpec, group: int, num_tokens: int, num_in_flight_to
     if window is None:
         return blocks
     return min(blocks, window_blocks(window, num_in_flight_tokens, spec.block_size))
-
-
-def blocks_for_memory(
-    spec: KVCacheSpec,
-    num_bytes: int | None,
-    *,
-    max_num_seqs: int,
-    max_model_len: int,
-    max_in_flight_tokens: int,
-) -> list[int]:
-    """Blocks of each group that `num_bytes` can hold; None gives what could ever be used.
-
-    Short sequences use as many blocks of a window as of full attention, so groups grow together;
-    a window stops at what `max_num_seqs` sequences can hold of it. Blocks may be 0 when the memory
-    is too small for one block of each group.
-    """
-    groups = range(len(spec.groups))
-    limits = [
-        max_num_seqs * peak_blocks(spec, group, max_model_len, max_in_flight_tokens)
-        for group in groups
-    ]
-    if num_bytes is None:
-        return limits
-    # Largest level with sum over groups of min(level, limit) * bytes within the budget: the cost
-    # is piecewise linear in the level, so each group that is full leaves the rest more.
-    counts = [0] * len(limits)
-    remaining, level = num_bytes, 0
-    for limit in sorted(set(limits)):
-        growing = [group for group in groups if limits[group] > level]
-        level_bytes = sum(spec.block_bytes(group) for group in growing)
-        step = min(limit - level, remaining // level_bytes)
-        for group in growing:
-            counts[group] += step
-        remaining -= step * level_bytes
-        if step < limit - level:
-            break
-        level = limit
-    return counts

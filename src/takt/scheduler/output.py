@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from takt.kvcache.block_copy import BlockCopy as BlockCopy
 from takt.scheduler.request import Request
-
-
-class BlockCopy(NamedTuple):
-    """One block to copy before the step computes anything."""
-
-    kv_group: int
-    source: int
-    destination: int
 
 
 @dataclass(slots=True)
@@ -30,7 +23,7 @@ class ScheduledRequest:
     start: int
     num_tokens: int
     samples: bool
-    forks: list[Request] = field(default_factory=list)
+    forks: Sequence[Request] = ()
 
 
 @dataclass(slots=True)

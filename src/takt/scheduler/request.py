@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from takt.kvcache.prefix import PrefixChain
 from takt.types.sampling_params import SamplingParams
 
 
@@ -42,6 +43,18 @@ class Request:
     """Tokens whose sampling has been scheduled and whose ids are not known yet."""
     num_preemptions: int = 0
     first_scheduled_ns: int | None = None
+    num_scored_tokens: int = 0
+    """Prompt positions whose logprobs a completed step has returned, where they were asked for."""
+    # Bookkeeping of the scheduler that holds the request.
+    order_key: tuple[int, ...] = ()
+    """Its place in the policy's order; unique, smaller is first."""
+    max_computed_tokens: int = 0
+    """Tokens that are ever computed: all but the last one that is sampled."""
+    pending_choices: list[int] = field(default_factory=list)
+    """Choices that are forked off when the prompt is computed."""
+    last_step_id: int = -1
+    """The last step that touches its blocks."""
+    prefix: PrefixChain | None = None
 
     def __post_init__(self) -> None:
         if not self.token_ids:

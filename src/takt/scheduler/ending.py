@@ -1,0 +1,42 @@
+"""How sequences begin as another's sibling, and when a new token ends one."""
+
+from __future__ import annotations
+
+from takt.scheduler.request import Request, RequestStatus
+
+
+def stop_reason(request: Request, token_id: int) -> str | None:
+    """finish_reason that `token_id`, the newest of `request.token_ids`, brings, or None.
+
+    A stop token counts once `min_tokens` tokens stand before it.
+    """
+    num_output = len(request.token_ids) - len(request.prompt_token_ids)
+    if token_id in request.stop_token_ids and num_output > request.sampling.min_tokens:
+        return "stop"
+    return "length" if num_output >= request.max_tokens else None
+
+
+def new_sibling(parent: Request, choice: int, status: RequestStatus) -> Request:
+    """Another choice of the parent's request, as far as the parent is, and not begun to sample."""
+    is_running = status is RequestStatus.RUNNING
+    return Request(
+        request_id=parent.request_id,
+        prompt_token_ids=parent.prompt_token_ids,
+        sampling=parent.sampling,
+        max_tokens=parent.max_tokens,
+        stop_token_ids=parent.stop_token_ids,
+        arrival_ns=parent.arrival_ns,
+        priority=parent.priority,
+        choice=choice,
+        cache_salt=parent.cache_salt,
+        status=status,
+        num_computed_tokens=parent.num_computed_tokens if is_running else 0,
+        num_cached_tokens=parent.num_cached_tokens,
+        num_in_flight_tokens=1 if is_running else 0,
+        first_scheduled_ns=parent.first_scheduled_ns,
+        num_scored_tokens=parent.num_scored_tokens,
+        order_key=(*parent.order_key[:-1], choice),
+        max_computed_tokens=parent.max_computed_tokens,
+        last_step_id=parent.last_step_id if is_running else -1,
+        prefix=parent.prefix.fork() if parent.prefix else None,
+    )

@@ -1,0 +1,86 @@
+"""One step while it is put together."""
+
+from __future__ import annotations
+
+from takt.scheduler.limits import SchedulerLimits
+from takt.scheduler.output import ScheduledRequest
+from takt.scheduler.request import Request
+
+
+class StepBuilder:
+    """What a step holds already, and the tokens and rows that it still has room for."""
+
+    __slots__ = (
+        "_limits",
+        "is_starved",
+        "must_not_admit",
+        "num_prefill_tokens",
+        "num_rows_left",
+        "num_tokens_left",
+        "preempted",
+        "scheduled",
+        "step_id",
+    )
+
+    def __init__(self, step_id: int, limits: SchedulerLimits) -> None:
+        self._limits = limits
+        self.step_id = step_id
+        self.scheduled: list[ScheduledRequest] = []
+        self.preempted: list[Request] = []
+        self.num_tokens_left = limits.max_num_batched_tokens
+        self.num_rows_left = limits.max_num_rows
+        self.num_prefill_tokens = 0
+        self.is_starved = False
+        """A running sequence waits for blocks; nobody after it may take any."""
+        self.must_not_admit = False
+        """Blocks ran out for those that run."""
+
+    def add_decodes(self, decodes: list[ScheduledRequest]) -> None:
+        """One token and one row each."""
+        self.scheduled += decodes
+        self.num_tokens_left -= len(decodes)
+        self.num_rows_left -= len(decodes)
+
+    def add_prefill(self, item: ScheduledRequest, num_rows: int) -> None:
+        self.scheduled.append(item)
+        self.num_tokens_left -= item.num_tokens
+        self.num_rows_left -= num_rows
+        self.num_prefill_tokens += item.num_tokens
+
+    def chunk(self, request: Request, start: int) -> int:
+        """Tokens from `start` on that fit into the step; 0 if the request must wait for another.
+
+        Without chunked prefill a prompt goes whole. One that was preempted is cut nonetheless: with
+        its output it may have grown past what a step holds.
+        """
+        num_left = request.num_tokens - start
+        num_tokens = min(num_left, self.num_tokens_left)
+        if samples_at(request, start + num_tokens) and (
+            num_rows(request, start, num_tokens) > self.num_rows_left
+        ):
+            num_tokens -= 1  # the rest fits or is scored alone
+        excess = num_rows(request, start, num_tokens) - self.num_rows_left
+        num_tokens = max(0, num_tokens - max(0, excess))
+        must_be_whole = not self._limits.enable_chunked_prefill and request.num_preemptions == 0
+        return 0 if must_be_whole and num_tokens < num_left else num_tokens
+
+
+def samples_at(request: Request, end: int) -> bool:
+    """Whether a step that computes the tokens below `end`, all of them known, samples."""
+    return end == request.num_tokens and request.max_tokens > 0
+
+
+def num_rows(request: Request, start: int, num_tokens: int) -> int:
+    """Rows of logits that computing `num_tokens` known tokens from `start` takes.
+
+    A choice that samples has a row of its own; a scored prompt position is a row, whose last one
+    is the first choice's.
+    """
+    end = start + num_tokens
+    rows = 1 + len(request.pending_choices) if samples_at(request, end) else 0
+    if request.sampling.prompt_logprobs is not None:
+        num_prompt = request.num_prompt_tokens
+        scored = min(end, num_prompt) - max(start, request.num_scored_tokens)
+        if scored > 0:
+            rows += scored - (1 if rows and end == num_prompt else 0)
+    return rows
