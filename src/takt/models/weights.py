@@ -116,7 +116,7 @@ class WeightReader:
             raw = bfloat16_bits(values)
         else:
             largest = float(np.abs(values).max(initial=0.0))
-            if largest > np.finfo(np.float16).max:
+            if largest > float(np.finfo(np.float16).max):
                 raise ModelError(
                     f"{self._checkpoint.path}: tensor {name} holds {largest:g}, more than float16 "
                     "can; use --dtype bfloat16 or float32"
