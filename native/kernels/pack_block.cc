@@ -52,55 +52,79 @@ void read_k_nibbles(const uint8_t* from, uint8_t* q) {
 // Of each 128 columns 64 bytes of nibbles and 32 of pairs of upper bits: columns c and c + 64 share
 // byte c of the nibbles, columns c, c + 32, c + 64 and c + 96 share byte c of the pairs.
 void read_q6(const uint8_t* from, QuantBlock* block) {
-  for (int c = 0; c < 256; ++c) {
-    const int half = c / 128;
-    const int within = c % 128;
-    const uint8_t low = uint8_t(from[64 * half + within % 64] >> (4 * (within / 64)) & 15);
-    const uint8_t high = from[128 + 32 * half + within % 32] >> (2 * (within / 32)) & 3;
-    block->q[c] = uint8_t(low | high << 4);
+  for (int half = 0; half < 2; ++half) {
+    const uint8_t* nibbles = from + 64 * half;
+    const uint8_t* pairs = from + 128 + 32 * half;
+    uint8_t* q = block->q + 128 * half;
+    for (int run = 0; run < 4; ++run) {
+      for (int i = 0; i < 32; ++i) {
+        const int low = nibbles[32 * (run % 2) + i] >> (4 * (run / 2)) & 15;
+        q[32 * run + i] = uint8_t(low | (pairs[i] >> (2 * run) & 3) << 4);
+      }
+    }
   }
   std::memcpy(block->sc, from + 192, 16);
   block->scale = read_u16(from + 208);
 }
 
-// Where column 4 v + j of row `lane` lies in vector v.
-constexpr int byte_of(int lane, int j) { return 4 * lane + j; }
-
-void write_q(int bits, const uint8_t* q, int lane, uint8_t* to) {
-  for (int c = 0; c < kGroupCols; ++c) {
-    const int v = c / 4;
-    const int byte = byte_of(lane, c % 4);
-    if (bits == 8) {
-      to[64 * v + byte] = q[c];
-      continue;
-    }
-    uint8_t& pair = to[64 * (v % 4) + byte];
-    pair = uint8_t(pair | (q[c] & 15) << (4 * (v / 4)));
-    if (bits == 5) {
-      uint8_t& high = to[256 + 8 * v + byte / 8];
-      high = uint8_t(high | (q[c] >> 4 & 1) << (byte % 8));
-    } else if (bits == 6) {
-      uint8_t& high = to[256 + 64 * (v / 4) + byte];
-      high = uint8_t(high | (q[c] >> 4 & 3) << (2 * (v % 4)));
+// A group's columns to lane `lane`: column 4 v + j is byte 4 lane + j of vector v (panel.h).
+template <int kBits>
+void write_q(const uint8_t* q, int lane, uint8_t* to) {
+  for (int v = 0; v < 8; ++v) {
+    for (int j = 0; j < 4; ++j) {
+      const int column = 4 * v + j;
+      const int byte = 4 * lane + j;
+      if constexpr (kBits == 8) {
+        to[64 * v + byte] = q[column];
+      } else if (v < 4) {
+        to[64 * v + byte] = uint8_t((q[column] & 15) | q[column + 16] << 4);
+      }
+      if constexpr (kBits == 5) {
+        uint8_t& high = to[256 + 8 * v + byte / 8];
+        high = uint8_t(high | q[column] >> 4 << (byte % 8));
+      } else if constexpr (kBits == 6) {
+        uint8_t& high = to[256 + 64 * (v / 4) + byte];
+        high = uint8_t(high | q[column] >> 4 << (2 * (v % 4)));
+      }
     }
   }
 }
 
-void read_q(int bits, const uint8_t* from, int lane, uint8_t* q) {
-  for (int c = 0; c < kGroupCols; ++c) {
-    const int v = c / 4;
-    const int byte = byte_of(lane, c % 4);
-    if (bits == 8) {
-      q[c] = from[64 * v + byte];
-      continue;
+template <int kBits>
+void read_q(const uint8_t* from, int lane, uint8_t* q) {
+  for (int v = 0; v < 8; ++v) {
+    for (int j = 0; j < 4; ++j) {
+      const int byte = 4 * lane + j;
+      uint8_t& out = q[4 * v + j];
+      if constexpr (kBits == 8) {
+        out = from[64 * v + byte];
+      } else {
+        out = from[64 * (v % 4) + byte] >> (4 * (v / 4)) & 15;
+      }
+      if constexpr (kBits == 5) {
+        out = uint8_t(out | (from[256 + 8 * v + byte / 8] >> (byte % 8) & 1) << 4);
+      } else if constexpr (kBits == 6) {
+        out = uint8_t(out | (from[256 + 64 * (v / 4) + byte] >> (2 * (v % 4)) & 3) << 4);
+      }
     }
-    int value = from[64 * (v % 4) + byte] >> (4 * (v / 4)) & 15;
-    if (bits == 5) {
-      value |= (from[256 + 8 * v + byte / 8] >> (byte % 8) & 1) << 4;
-    } else if (bits == 6) {
-      value |= (from[256 + 64 * (v / 4) + byte] >> (2 * (v % 4)) & 3) << 4;
-    }
-    q[c] = uint8_t(value);
+  }
+}
+
+void write_group(int bits, const uint8_t* q, int lane, uint8_t* to) {
+  switch (bits) {
+    case 4: return write_q<4>(q, lane, to);
+    case 5: return write_q<5>(q, lane, to);
+    case 6: return write_q<6>(q, lane, to);
+    default: return write_q<8>(q, lane, to);
+  }
+}
+
+void read_group(int bits, const uint8_t* from, int lane, uint8_t* q) {
+  switch (bits) {
+    case 4: return read_q<4>(from, lane, q);
+    case 5: return read_q<5>(from, lane, q);
+    case 6: return read_q<6>(from, lane, q);
+    default: return read_q<8>(from, lane, q);
   }
 }
 
@@ -168,7 +192,7 @@ void write_block(QuantType type, const QuantBlock& block, int lane, std::byte* b
       to[lane] = block.sc[2 * g];
       to[16 + lane] = block.sc[2 * g + 1];
     }
-    write_q(spec.bits, block.q + kGroupCols * g, lane, to + spec.group_scale_bytes());
+    write_group(spec.bits, block.q + kGroupCols * g, lane, to + spec.group_scale_bytes());
     to += spec.group_bytes();
   }
 }
@@ -187,7 +211,7 @@ void read_lane(QuantType type, const std::byte* bytes, int lane, QuantBlock* blo
       block->sc[2 * g] = from[lane];
       block->sc[2 * g + 1] = from[16 + lane];
     }
-    read_q(spec.bits, from + spec.group_scale_bytes(), lane, block->q + kGroupCols * g);
+    read_group(spec.bits, from + spec.group_scale_bytes(), lane, block->q + kGroupCols * g);
     from += spec.group_bytes();
   }
 }
