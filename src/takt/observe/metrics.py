@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 NS_PER_SECOND = 1_000_000_000
@@ -74,6 +74,23 @@ class Histogram(Collector):
         yield family
 
 
+class _RestartCounter(Collector):
+    """A counter that its owner keeps."""
+
+    def __init__(self, labels: dict[str, str], count: Callable[[], int]) -> None:
+        self._labels = labels
+        self._count = count
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "takt_engine_restarts",
+            "Engine processes started in place of a dead one.",
+            labels=list(self._labels),
+        )
+        family.add_metric(list(self._labels.values()), self._count())
+        yield family
+
+
 class Metrics:
     """Every metric of a server and its engine, in a registry that is given.
 
@@ -123,7 +140,6 @@ class Metrics:
         self._redone_tiles = c(
             "redone_tiles", "Tiles computed again for a thread that stood still."
         )
-        self._restarts = c("engine_restarts", "Engine processes started in place of a dead one.")
         self._success = Counter(
             "takt_request_success",
             "Choices that ended, by reason.",
@@ -192,9 +208,6 @@ class Metrics:
         self._prompt_tokens.inc(num_prompt_tokens)
         self._generation_tokens.inc(num_generated_tokens)
 
-    def count_engine_restart(self) -> None:
-        self._restarts.inc()
-
     def set_idle(self) -> None:
         """After an engine's death: what it ran and held is gone."""
         for gauge in (
@@ -211,6 +224,10 @@ class Metrics:
         self._gauge("http_requests_in_flight", "HTTP requests being answered.").set_function(
             lambda: float(count())
         )
+
+    def watch_engine_restarts(self, count: Callable[[], int]) -> None:
+        """Reports the engine processes started in place of a dead one, likewise."""
+        self.registry.register(_RestartCounter(self._labels, count))
 
     def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"takt_{name}", documentation, self._labels, buckets, self.registry)

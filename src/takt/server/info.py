@@ -76,6 +76,8 @@ async def version(request: Request, state: ServerState) -> Response:
 
 
 async def metrics(request: Request, state: ServerState) -> Response:
+    if not state.is_ready:
+        state.metrics.set_idle()
     return Response(
         generate_latest(state.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
     )
