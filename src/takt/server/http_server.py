@@ -1,0 +1,109 @@
+"""uvicorn as we run it: a socket bound beforehand, our protocol, and signals left to us."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Generator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from takt.config import ServerOptions
+from takt.errors import ConfigError, TaktError
+from takt.server.connection import TaktHttpProtocol
+
+SEND_BUFFER_BYTES = 128 * 1024
+"""Of a connection in the kernel: without a limit it grows to megabytes, and a client that stopped
+reading would be noticed tens of thousands of tokens late."""
+
+KEEP_ALIVE_SECONDS = 60
+SHUTDOWN_SECONDS = 5
+"""Time for connections to close once every response has ended."""
+
+
+class PortInUseError(TaktError):
+    """The address cannot be listened on."""
+
+
+class HttpServer(uvicorn.Server):
+    """Leaves signals to its owner, who drains before it sets `should_exit`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def make_http_server(app: ASGIApp, options: ServerOptions) -> HttpServer:
+    """Raises `ConfigError` if the TLS files cannot be used."""
+    config = uvicorn.Config(
+        app,
+        uds=options.uds,
+        http=TaktHttpProtocol,
+        loop="uvloop",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError, AssertionError) as error:
+        raise ConfigError(
+            f"TLS with --ssl-certfile {options.ssl_certfile} and --ssl-keyfile "
+            f"{options.ssl_keyfile} is not possible: {error}"
+        ) from None
+    return HttpServer(config)
+
+
+def bind_socket(options: ServerOptions) -> socket.socket | None:
+    """A bound TCP socket, or None for a Unix socket, which is made by uvicorn.
+
+    Raises `PortInUseError` if somebody listens there, or the address is none of this machine's.
+    """
+    if options.uds is not None:
+        _check_unix_socket(options.uds)
+        return None
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise PortInUseError(
+            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; "
+            "choose another with --port"
+        ) from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return bound
+
+
+def address_of(options: ServerOptions, bound: socket.socket | None) -> str:
+    """The URL that clients use."""
+    scheme = "https" if options.ssl_certfile else "http"
+    if bound is None:
+        return f"{scheme}+unix://{options.uds}"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{scheme}://{host}:{bound.getsockname()[1]}"
+
+
+def _check_unix_socket(path: str) -> None:
+    """A socket file that nobody listens on is a left-over, and is replaced."""
+    if not Path(path).exists():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return
+        except OSError as error:
+            raise PortInUseError(f"cannot listen on {path}: {error.strerror}") from None
+    raise PortInUseError(f"cannot listen on {path}: another server does")

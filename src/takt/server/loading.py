@@ -1,0 +1,70 @@
+"""Makes a server ready: fetches the model, reads its tokenizer, starts the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from takt.config import EngineConfig, ServerOptions
+from takt.engine.proc_client import ProcessEngineClient
+from takt.loading.base import Tokenizer
+from takt.loading.checkpoint import open_checkpoint
+from takt.loading.hub import resolve_model
+from takt.loading.tokenizer import load_tokenizer
+from takt.server.chat import ChatRenderer
+from takt.server.chat_template import load_chat_template
+from takt.server.state import ServedModel
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TextSide:
+    """What the server itself needs of a model."""
+
+    tokenizer: Tokenizer
+    chat: ChatRenderer
+
+
+async def load_text_side(
+    engine: EngineConfig, server: ServerOptions, on_progress: OnProgress
+) -> TextSide:
+    """Resolves the model (which may fetch it) and reads its tokenizer and chat template.
+
+    Raises `ModelError`, or `ConfigError` for a template with a syntax error.
+    """
+
+    def load() -> TextSide:
+        resolved = resolve_model(engine.model.model, on_progress)
+        checkpoint = open_checkpoint(Path(resolved.path), engine.model.load_format)
+        try:
+            tokenizer = load_tokenizer(checkpoint, engine.model.tokenizer)
+        finally:
+            checkpoint.close()
+        template = load_chat_template(
+            server.chat_template, tokenizer.chat_template, str(resolved.path)
+        )
+        return TextSide(tokenizer, ChatRenderer(tokenizer, template))
+
+    return await asyncio.to_thread(load)
+
+
+def served_model(
+    text_side: TextSide, client: ProcessEngineClient, engine: EngineConfig, server: ServerOptions
+) -> ServedModel:
+    return ServedModel(
+        names=model_names(engine, server),
+        engine=client,
+        tokenizer=text_side.tokenizer,
+        chat=text_side.chat,
+        created=int(time.time()),
+        max_logprobs=engine.scheduler.max_logprobs,
+        default_max_tokens=engine.scheduler.default_max_tokens,
+    )
+
+
+def model_names(engine: EngineConfig, server: ServerOptions) -> tuple[str, ...]:
+    return server.served_model_name or (engine.model.model,)

@@ -1,0 +1,217 @@
+"""A server's life: bind, load, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvloop
+from prometheus_client import CollectorRegistry
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from takt.config import EngineConfig, ServerOptions
+from takt.engine.proc_client import ProcessEngineClient
+from takt.errors import ConfigError, EngineStartError, TaktError
+from takt.observe.metrics import Metrics
+from takt.server.app import build_app
+from takt.server.http_server import address_of, bind_socket, make_http_server
+from takt.server.loading import OnProgress, load_text_side, model_names, served_model
+from takt.server.state import Phase, ServerState
+
+logger = logging.getLogger("takt.server")
+
+_POLL_SECONDS = 0.05
+
+
+def serve(engine: EngineConfig, server: ServerOptions) -> int:
+    """Serves a model until a signal or a fatal error; returns the program's exit code.
+
+    0 after a signal, 2 for a mistake in the configuration, 1 for anything else, such as a port in
+    use or an engine that keeps dying: one line on stderr each.
+    """
+    console = Console(stderr=True, highlight=False)
+    try:
+        options = _with_environment(server)
+        _set_up_logging(options)
+        bound = bind_socket(options)
+        service = _Service(engine, options, bound, console)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(service.run())
+    except TaktError as error:
+        console.print("[bold red]takt:[/]", end=" ")
+        console.print(str(error), markup=False, soft_wrap=True)
+        if isinstance(error, EngineStartError):
+            return error.exit_code
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+class _Service:
+    """One run of the server, on one event loop."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        options: ServerOptions,
+        bound: socket.socket | None,
+        console: Console,
+    ) -> None:
+        self._engine = engine
+        self._options = options
+        self._bound = bound
+        self._console = console
+        self._metrics = Metrics(CollectorRegistry(), model_names(engine, options)[0])
+        self._state = ServerState(options, self._metrics)
+        self._metrics.watch_in_flight(lambda: self._state.num_in_flight)
+        self._http = make_http_server(build_app(self._state), options)
+        self._client: ProcessEngineClient | None = None
+        self._num_signals = 0
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._fatal: TaktError | None = None
+
+    async def run(self) -> int:
+        """Returns the exit code after a signal; raises what ended the server otherwise."""
+        self._watch_signals()
+        http = asyncio.create_task(self._http.serve([self._bound] if self._bound else None))
+        work = asyncio.create_task(self._load_and_wait())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({http, work, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+            elif http.done():
+                http.result()
+            else:
+                await self._drain()
+        finally:
+            stop.cancel()
+            await _cancel(work)
+            await self._close(http)
+        if self._fatal is not None:
+            raise self._fatal
+        return 0
+
+    async def _load_and_wait(self) -> None:
+        """Loads, announces, and then waits for a fatal error of the engine."""
+        failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        with _progress(self._console) as on_progress:
+            text_side = await load_text_side(self._engine, self._options, on_progress)
+            client = ProcessEngineClient(
+                self._engine,
+                on_progress,
+                on_step=self._metrics.observe_step,
+                on_dead=lambda sentence: failed.done() or failed.set_result(sentence),
+                max_engine_deaths=self._options.max_engine_deaths,
+            )
+            self._client = client
+            self._metrics.watch_engine_restarts(lambda: max(client.epoch - 1, 0))
+            await client.start()
+        self._state.model = served_model(text_side, client, self._engine, self._options)
+        self._state.phase = Phase.SERVING
+        self._announce()
+        self._fatal = TaktError(await failed)
+
+    async def _drain(self) -> None:
+        """New requests get 503; running ones may end, until the time is up or a second signal."""
+        self._state.phase = Phase.DRAINING
+        waiting = self._state.num_in_flight
+        if waiting:
+            logger.info("stopping: waiting for %d requests; a second signal stops at once", waiting)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._options.drain_timeout_seconds
+        while self._state.num_in_flight and loop.time() < deadline and not self._stop_now.is_set():
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _close(self, http: asyncio.Task[None]) -> None:
+        """Engine first: its end gives what still runs an error event before the sockets close."""
+        self._state.phase = Phase.DRAINING
+        if self._client is not None:
+            await self._client.close()
+        self._http.should_exit = True
+        while not http.done():
+            self._http.force_exit = self._http.force_exit or self._stop_now.is_set()
+            await asyncio.wait({http}, timeout=_POLL_SECONDS)
+        self._state.text_pool.shutdown(wait=False, cancel_futures=True)
+        if self._options.uds is not None:
+            Path(self._options.uds).unlink(missing_ok=True)
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        self._num_signals += 1
+        self._stop.set()
+        if self._num_signals > 1:
+            self._stop_now.set()
+
+    def _announce(self) -> None:
+        url = address_of(self._options, self._bound)
+        model = model_names(self._engine, self._options)[0]
+        if self._client is not None:
+            info = self._client.info
+            self._console.print(
+                f"{model}: context {info.max_model_len} tokens, KV pool "
+                f"{info.num_kv_tokens} tokens ({info.kv_cache_bytes / 2**20:.0f} MiB), "
+                f"{info.num_threads} threads, loaded in {info.load_seconds:.1f} s",
+                soft_wrap=True,
+                markup=False,
+            )
+        self._console.print(f"Serving on [bold]{url}[/]. Try:", soft_wrap=True)
+        where = f"--unix-socket {self._options.uds} http://localhost" if not self._bound else url
+        self._console.print(
+            f"  curl {where}/v1/completions -H 'Content-Type: application/json' "
+            f'-d \'{{"model": "{model}", "prompt": "The capital of France is"}}\'',
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[OnProgress]:
+    """A bar per stage on a terminal; stages come from the server and from the engine."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bars = {}
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage, total=None)
+            progress.update(bars[stage], completed=done, total=total or None)
+
+        yield on_progress
+
+
+def _with_environment(options: ServerOptions) -> ServerOptions:
+    key = os.environ.get("TAKT_API_KEY")
+    if not key or options.api_key:
+        return options
+    return dataclasses.replace(options, api_key=(key,))
+
+
+def _set_up_logging(options: ServerOptions) -> None:
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if options.log_level == "info":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
