@@ -49,6 +49,8 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     adds_bos: bool
     """True if the model's own tokenizer begins a text with `bos_token_id`."""
+    eos_token_id: int | None
+    """The end token that the model file names; chat templates write it as `eos_token`."""
     eos_token_ids: frozenset[int]
     """Ids that end a generation (end of text, end of turn)."""
     special_token_ids: frozenset[int]

@@ -40,6 +40,7 @@ class TokenizerSpec:
     bos_token_id: int | None
     adds_bos: bool
     adds_space_prefix: bool
+    eos_token_id: int | None
     eos_token_ids: frozenset[int]
     chat_template: str | None
 
@@ -70,6 +71,7 @@ class ModelTokenizer:
         self.vocab_size: int = max(num_tokens, max(added, default=-1) + 1)
         self.bos_token_id = spec.bos_token_id
         self.adds_bos = spec.adds_bos
+        self.eos_token_id = spec.eos_token_id
         self.eos_token_ids = spec.eos_token_ids
         self.special_token_ids = spec.special_token_ids
         self.chat_template = spec.chat_template

@@ -138,6 +138,7 @@ def _spec(
         bos_token_id=bos,
         adds_bos=adds_bos,
         adds_space_prefix=adds_space_prefix,
+        eos_token_id=named[0],
         eos_token_ids=stop_token_ids([i for i in named if i is not None], markers, template),
         chat_template=template,
     )

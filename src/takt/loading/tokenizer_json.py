@@ -58,6 +58,7 @@ def json_tokenizer(
         bos_token_id=bos,
         adds_bos=adds_bos and bos is not None,
         adds_space_prefix=spelling is Spelling.SENTENCEPIECE and _adds_space_prefix(tokenizer),
+        eos_token_id=_first(ends),
         eos_token_ids=stop_token_ids(ends, markers, template),
         chat_template=template,
     )
