@@ -38,7 +38,7 @@ class _Sequence:
     """Per group, the first block that its window has not passed."""
     num_tokens: int = 0
     num_slots: int = 0
-    """Tokens that fit without allocating or copying: what `append` checks on its fast path."""
+    """Tokens that fit without allocating or copying."""
     num_committed_blocks: int = 0
     shares_tail: bool = False
     """The partial last block may be shared: the next append copies it if it still is."""
@@ -155,9 +155,8 @@ class KVCacheManager:
 
     def num_new_blocks(self, seq: Hashable, num_tokens: int) -> int:
         """Blocks by which `append` would lengthen each table of the sequence; copies aside."""
-        state = self._sequences[seq]
-        needed = blocks_for_tokens(state.num_tokens + num_tokens, self.block_size)
-        return max(0, needed - len(state.tables[0]))
+        needed = blocks_for_tokens(num_tokens, self.block_size)
+        return max(0, needed - len(self._sequences[seq].tables[0]))
 
     def can_append(self, seq: Hashable, num_tokens: int) -> bool:
         """Whether every pool has the blocks that `append` would take, copies included."""
@@ -169,22 +168,24 @@ class KVCacheManager:
                 return False
         return True
 
-    def append(self, seq: Hashable, num_tokens: int) -> None:
-        """Makes slots for the next `num_tokens` tokens.
+    def append(self, seq: Hashable, num_tokens: int) -> int:
+        """Makes slots for the tokens of a sequence up to `num_tokens`, those it has included.
 
-        Needs `can_append`. The first append to a shared partial block leaves the block to the
-        others and adds a copy to `take_copies`.
+        Returns how many tokens now have a slot: until then there is no need to call again, unless
+        the sequence is forked. Needs `can_append`. The first append to a shared partial block
+        leaves the block to the others and adds a copy to `take_copies`.
         """
         state = self._sequences[seq]
-        end = state.num_tokens + num_tokens
-        if end > state.num_slots:
-            self._grow(state, end)
-        state.num_tokens = end
+        if num_tokens > state.num_slots:
+            self._grow(state, num_tokens)
+        state.num_tokens = num_tokens
+        return state.num_slots
 
     def fork(self, parent: Hashable, child: Hashable, chain: PrefixChain | None = None) -> None:
         """Makes `child` a copy of `parent` that shares all blocks, a partial last one included.
 
-        `chain` is the child's own, such as a fork of the parent's.
+        `chain` is the child's own, such as a fork of the parent's. Both have the tokens of the
+        parent's last `append`.
         """
         source = self._sequences[parent]
         self.create(child, chain)
@@ -242,10 +243,6 @@ class KVCacheManager:
         return copies
 
     # -- what a step reads --------------------------------------------------------------------
-    def num_tokens(self, seq: Hashable) -> int:
-        """Tokens of a sequence that have a slot."""
-        return self._sequences[seq].num_tokens
-
     def block_table(self, seq: Hashable, group: int) -> npt.NDArray[np.int32]:
         """A view, int32 `[blocks of the sequence]`, valid until the next change of any table."""
         state = self._sequences[seq]

@@ -132,7 +132,7 @@ class Scheduler(ABC):
         """Takes the tokens of the oldest step in flight; returns the requests that ended by it.
 
         `sampled` has one entry for each request and fork that the step sampled for; those of
-        requests that have ended meanwhile are dropped.
+        requests that have ended meanwhile are dropped here.
         """
         if output.is_empty:
             return []
@@ -141,21 +141,16 @@ class Scheduler(ABC):
             raise InvariantError(f"step {output.step_id} was updated after step {last_step}")
         self._retirement.last_updated_step = output.step_id
         finished: list[FinishedRequest] = []
-        num_expected = self._commit(output, finished)
-        for token in sampled:
-            request = token.request
-            if request.status is RequestStatus.FINISHED:
-                continue
-            num_expected -= 1
-            request.num_in_flight_tokens -= 1
-            request.token_ids.append(token.token_id)
-            reason = stop_reason(request, token.token_id)
-            if reason is not None:
-                self._end(request)
-                stop_token_id = token.token_id if reason == "stop" else None
-                finished.append(FinishedRequest(request, reason, stop_token_id))
-        if num_expected:
-            raise InvariantError(f"{num_expected} sampled tokens of step {output.step_id} miss")
+        num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
+        num_sampled = num_decodes
+        for item in output.scheduled[num_decodes:]:
+            num_sampled += item.samples + len(item.forks)
+            self._end_chunk(item, finished)
+        if num_sampled != len(sampled):
+            raise InvariantError(
+                f"step {output.step_id} samples {num_sampled} tokens, {len(sampled)} came"
+            )
+        self._take_tokens(sampled, finished)
         self._retirement.end_step()
         return finished
 
@@ -204,9 +199,10 @@ class Scheduler(ABC):
                 continue
             if start == request.max_computed_tokens:
                 continue  # its last token is on the way
-            if not reserves_output and not self._secure_block(request, step):
-                continue
-            append(request, 1)
+            if start >= request.num_slots:
+                if not reserves_output and not self._secure_block(request, step):
+                    continue
+                request.num_slots = append(request, num_tokens)
             decodes.append(ScheduledRequest(request, start, 1, True))
             request.num_computed_tokens = num_tokens
             request.num_in_flight_tokens += 1
@@ -241,7 +237,7 @@ class Scheduler(ABC):
         start = request.num_computed_tokens
         end = start + num_tokens
         rows = num_rows(request, start, num_tokens)
-        self._kv.append(request, num_tokens)
+        request.num_slots = self._kv.append(request, end)
         samples = samples_at(request, end)
         request.num_computed_tokens = end
         request.last_step_id = step.step_id
@@ -254,6 +250,7 @@ class Scheduler(ABC):
             new_sibling(parent, choice, RequestStatus.RUNNING) for choice in parent.pending_choices
         ]
         parent.pending_choices = []
+        parent.num_slots = 0
         for child in children:
             self._kv.fork(parent, child, child.prefix)
             self._live[child.request_id][child.choice] = child
@@ -297,9 +294,10 @@ class Scheduler(ABC):
 
     def _secure_block(self, request: Request, step: StepBuilder) -> bool:
         """Takes the block that a decode may need, from the last in order if there is none."""
+        num_tokens = request.num_computed_tokens + 1
         if step.is_starved:
-            return self._kv.num_new_blocks(request, 1) == 0
-        while not self._reservation.take(request, 1):
+            return self._kv.num_new_blocks(request, num_tokens) == 0
+        while not self._reservation.take(request, num_tokens):
             step.must_not_admit = True
             if self._retirement.is_pending:
                 step.is_starved = True  # blocks come back with a step in flight
@@ -327,6 +325,7 @@ class Scheduler(ABC):
         self._num_seats_taken -= 1 + len(request.pending_choices)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
+        request.num_slots = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._retirement.retire(request)
@@ -334,42 +333,42 @@ class Scheduler(ABC):
         step.preempted.append(request)
 
     # -- ends ---------------------------------------------------------------------------------
-    def _commit(self, output: SchedulerOutput, finished: list[FinishedRequest]) -> int:
-        """Tells the pool what is computed; returns the number of tokens that must be sampled."""
-        block_size, num_expected = self._kv.block_size, 0
-        for item in output.scheduled:
-            request, num_tokens = item.request, item.num_tokens
-            end = item.start + num_tokens
-            if end % block_size < num_tokens:  # a block border was crossed
-                known = min(end, len(request.token_ids))  # less only for one that has ended
-                self._kv.commit(request, request.token_ids, known)
-            if item.samples and request.status is not RequestStatus.FINISHED:
-                num_expected += 1
-            if num_tokens > 1 or item.start < len(request.prompt_token_ids):
-                num_expected += self._end_chunk(item, finished)
-        return num_expected
-
-    def _end_chunk(self, item: ScheduledRequest, finished: list[FinishedRequest]) -> int:
-        """Returns the number of forks that still run."""
+    def _end_chunk(self, item: ScheduledRequest, finished: list[FinishedRequest]) -> None:
         request, end = item.request, item.start + item.num_tokens
+        self._kv.commit(request, request.token_ids, end)
         num_prompt = request.num_prompt_tokens
         request.num_scored_tokens = max(request.num_scored_tokens, min(end, num_prompt))
         if item.samples:
             self._reservation.end_prefill(request)
         for fork in item.forks:
             self._kv.commit(fork, request.token_ids, end)
-        if (
-            request.max_tokens == 0
-            and end == num_prompt
-            and request.status is RequestStatus.RUNNING
-        ):
+        is_scored = request.max_tokens == 0 and end == num_prompt
+        if is_scored and request.status is not RequestStatus.FINISHED:
             unborn = [
                 new_sibling(request, choice, RequestStatus.FINISHED)
                 for choice in request.pending_choices
             ]
             self._end(request)
             finished += [FinishedRequest(one, "length", None) for one in (request, *unborn)]
-        return sum(fork.status is not RequestStatus.FINISHED for fork in item.forks)
+
+    def _take_tokens(self, sampled: list[SampledToken], finished: list[FinishedRequest]) -> None:
+        ended, block_size = RequestStatus.FINISHED, self._kv.block_size
+        for token in sampled:
+            request, token_id = token.request, token.token_id
+            if request.status is ended:
+                continue
+            token_ids = request.token_ids
+            num_computed = len(token_ids)  # all that it was sampled from
+            if num_computed % block_size == 0:
+                self._kv.commit(request, token_ids, num_computed)
+            token_ids.append(token_id)
+            request.num_in_flight_tokens -= 1
+            if token_id in request.stop_token_ids or num_computed >= request.max_computed_tokens:
+                reason = stop_reason(request, token_id)
+                if reason is not None:
+                    self._end(request)
+                    stop_token_id = token_id if reason == "stop" else None
+                    finished.append(FinishedRequest(request, reason, stop_token_id))
 
     def _end(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:

@@ -54,6 +54,8 @@ class Request:
     """Choices that are forked off when the prompt is computed."""
     last_step_id: int = -1
     """The last step that touches its blocks."""
+    num_slots: int = 0
+    """Tokens for which the KV pool has given it slots; 0 asks again."""
     prefix: PrefixChain | None = None
 
     def __post_init__(self) -> None:

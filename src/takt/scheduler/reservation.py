@@ -107,7 +107,7 @@ class KVReservation:
             self._hold(request, held)
 
     def take(self, request: Request, num_tokens: int) -> bool:
-        """Without reserved output: adds the blocks of an append to the share if they are there."""
+        """Without reserved output: adds to the share what an append takes, if it is there."""
         num_new = self._kv.num_new_blocks(request, num_tokens)
         if num_new == 0:
             return True
