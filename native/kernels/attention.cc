@@ -5,8 +5,10 @@
 namespace takt {
 namespace {
 
+// bf16 is widened to multiply in fp32, so that AVX512_BF16 has nothing to add.
 const AttentionKernels& kernels() {
-  static constexpr const AttentionKernels* kTables[] = TAKT_ISA_TABLES(kAttentionKernels);
+  static constexpr const AttentionKernels* kTables[] =
+      TAKT_ISA_TABLES_WITHOUT_BF16(kAttentionKernels);
   return *kTables[isa_index()];
 }
 

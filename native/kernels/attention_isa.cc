@@ -6,6 +6,7 @@
 //   sum        of e^(score - max): position p goes to lane p % 16 in order, then the lanes
 //   weighted V one fused chain over the visible positions in order
 // Rows are taken in groups that share each load of K and V; how they are grouped changes no bit.
+#if !defined(__AVX512BF16__)  // the build for AVX-512 serves there too (attention.cc)
 #include <cstdint>
 
 #include "kernels/attention_kernels.h"
@@ -21,9 +22,12 @@ namespace {
 #if defined(__AVX512F__)
 constexpr int kMaxRows = 8;
 constexpr int vectors_at_once(int rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
-#else
+#elif defined(__AVX2__)
 constexpr int kMaxRows = 4;
 constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
+#else
+constexpr int kMaxRows = 2;
+constexpr int vectors_at_once(int) { return 1; }
 #endif
 
 constexpr float kInfinity = __builtin_inff();
@@ -298,3 +302,4 @@ void combine(const float* partials, int64_t num_splits, int64_t stride, int64_t 
 const AttentionKernels kAttentionKernels = {&split, &combine};
 
 }  // namespace takt::TAKT_ISA
+#endif

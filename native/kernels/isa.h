@@ -38,6 +38,9 @@ inline constexpr int kNumIsas = 4;
   extern const Table name;                  \
   }
 #define TAKT_ISA_TABLES(name) {&avx512_bf16::name, &avx512::name, &avx2::name, &generic::name}
+// For kernels whose source is empty in the build with AVX512_BF16, having no use for it.
+#define TAKT_ISA_TABLES_WITHOUT_BF16(name) \
+  {&avx512::name, &avx512::name, &avx2::name, &generic::name}
 #else
 inline constexpr int kNumIsas = 1;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
@@ -45,6 +48,7 @@ inline constexpr int kNumIsas = 1;
   extern const Table name;                  \
   }
 #define TAKT_ISA_TABLES(name) {&generic::name}
+#define TAKT_ISA_TABLES_WITHOUT_BF16(name) TAKT_ISA_TABLES(name)
 #endif
 
 // Index of the selected build in TAKT_ISA_TABLES; the best that the CPU has until select_isa.

@@ -9,8 +9,8 @@ namespace takt::TAKT_ISA {
 typedef float F32x4 __attribute__((vector_size(16)));
 typedef int32_t I32x4 __attribute__((vector_size(16)));
 typedef uint32_t U32x4 __attribute__((vector_size(16)));
-typedef double F64x2 __attribute__((vector_size(16)));
-typedef int64_t I64x2 __attribute__((vector_size(16)));
+typedef double F64x4 __attribute__((vector_size(32)));
+typedef int64_t I64x4 __attribute__((vector_size(32)));
 
 struct Vec16 {
   F32x4 v[4];
@@ -58,23 +58,20 @@ TAKT_VEC_INLINE F32x4 fma4(F32x4 a, F32x4 b, F32x4 c) {
 // The product of two floats is exact in double. Their sum with c is rounded to odd (the last bit is
 // set if anything was cut off), after which rounding to float gives what one rounding would: double
 // has more than the two spare bits that this takes. The cut-off part is Knuth's two-sum.
-TAKT_VEC_INLINE F64x2 fma_odd(F64x2 a, F64x2 b, F64x2 c) {
-  const F64x2 product = a * b;
-  const F64x2 sum = product + c;
-  const F64x2 rest = sum - product;
-  const F64x2 error = (product - (sum - rest)) + (c - rest);
-  const F64x2 zero = {0.0, 0.0};
-  const I64x2 bits = reinterpret_cast<I64x2>(sum);
-  const I64x2 is_even = (bits & 1) - 1;
-  const I64x2 inexact = (error > zero) | (error < zero);  // false where infinity made it NaN
-  const I64x2 away = ~((error > zero) ^ (sum > zero));    // from zero: +1 to the bits, else -1
-  const I64x2 step = (away & 2) - 1;
-  return reinterpret_cast<F64x2>(bits + (step & is_even & inexact));
-}
 TAKT_VEC_INLINE F32x4 fma4(F32x4 a, F32x4 b, F32x4 c) {
-  const F64x2 lo = fma_odd(F64x2{a[0], a[1]}, F64x2{b[0], b[1]}, F64x2{c[0], c[1]});
-  const F64x2 hi = fma_odd(F64x2{a[2], a[3]}, F64x2{b[2], b[3]}, F64x2{c[2], c[3]});
-  return F32x4{float(lo[0]), float(lo[1]), float(hi[0]), float(hi[1])};
+  const F64x4 addend = __builtin_convertvector(c, F64x4);
+  const F64x4 product = __builtin_convertvector(a, F64x4) * __builtin_convertvector(b, F64x4);
+  const F64x4 sum = product + addend;
+  const F64x4 rest = sum - product;
+  const F64x4 error = (product - (sum - rest)) + (addend - rest);
+  const F64x4 zero = {0.0, 0.0, 0.0, 0.0};
+  const I64x4 bits = reinterpret_cast<I64x4>(sum);
+  const I64x4 is_even = (bits & 1) - 1;
+  const I64x4 inexact = (error > zero) | (error < zero);  // false where infinity made it NaN
+  const I64x4 away = ~((error > zero) ^ (sum > zero));    // from zero: +1 to the bits, else -1
+  const I64x4 step = (away & 2) - 1;
+  const F64x4 odd = reinterpret_cast<F64x4>(bits + (step & is_even & inexact));
+  return __builtin_convertvector(odd, F32x4);
 }
 #endif
 TAKT_VEC_INLINE Vec16 fma(Vec16 a, Vec16 b, Vec16 c) {
