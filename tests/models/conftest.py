@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -20,6 +21,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyMaker:
     Returns the path and the reference model of the values stored there.
     """
     logging.disable_progress_bar()
+    # The machine may be shared: two spinning teams of threads would slow each other to a crawl.
+    torch.set_num_threads(1)
     home = tmp_path_factory.mktemp("tiny")
 
     @cache
