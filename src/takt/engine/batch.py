@@ -70,7 +70,8 @@ class FilledStep:
     sampled: list[Request] = field(default_factory=list)
     sampled_rows: list[int] = field(default_factory=list)
     scored: list[ScoredSpan] = field(default_factory=list)
-    first_scheduled: list[Request] = field(default_factory=list)
+    newly_seated: list[Request] = field(default_factory=list)
+    """Scheduled for the first time, or again after they were preempted."""
     num_kv_tokens_read: int = 0
     num_qk_pairs: int = 0
 
@@ -126,8 +127,7 @@ class BatchFiller:
             seat = self._seats.get(request)
             if seat is None:
                 seat = self._seats.take(request)
-                if request.num_preemptions == 0:
-                    filled.first_scheduled.append(request)
+                filled.newly_seated.append(request)
             self._append_tokens(token_ids, item, seat, scheduled.step_id)
             if request.sampling.prompt_logprobs is not None:
                 self._add_scored(item, seat, query_end, filled, rows)
@@ -166,15 +166,16 @@ class BatchFiller:
             else:
                 token_ids += known[start:end]
             return
-        # The newest token alone may be on its way: a step samples one token of a sequence.
-        token_ids += known[start : end - 1]
+        # The newest token alone may be on its way: a step computes one token of such a sequence.
+        before = known[start : end - 1]
         sampled_in, row = self._seats.last_row[seat]
         steps_back = step_id - sampled_in
-        if sampled_in < 0 or end - 1 != len(known):
+        if sampled_in < 0 or len(before) != item.num_tokens - 1:
             raise InvariantError(
-                f"{item.request.request_id}: tokens up to {end} are scheduled, "
+                f"{item.request.request_id}: tokens {start} to {end} are scheduled, "
                 f"{len(known)} are known"
             )
+        token_ids += before
         token_ids.append(-1 - (steps_back - 1) * self._limits.max_num_rows - row)
 
     def _fill_blocks(

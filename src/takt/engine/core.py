@@ -77,6 +77,7 @@ class EngineCore:
                     finish_reason="error",
                     error=str(error),
                     error_param=error.param,
+                    error_code=error.code,
                 )
             )
 
@@ -172,7 +173,9 @@ class EngineCore:
             prefix_cache_hits=hits - self._prefix_cache_hits,
             num_preempted=len(scheduled.preempted),
             queue_times_ns=[
-                schedule_start_ns - request.arrival_ns for request in filled.first_scheduled
+                schedule_start_ns - request.arrival_ns
+                for request in filled.newly_seated
+                if request.first_scheduled_ns == schedule_start_ns
             ],
             num_redone_tiles=tokens.num_redone_tiles,
         )

@@ -67,6 +67,7 @@ class RequestOutput(msgspec.Struct, array_like=True):
     """Set with finish_reason "error": a sentence for the client."""
     error_param: str | None = None
     """The field of the request that the error is about, where there is one."""
+    error_code: str | None = None
 
 
 class StepStats(msgspec.Struct, array_like=True):

@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "takt.engine.process")
 
+_LONGEST_DIRECTORY = 70
+"""A Unix socket's path has at most 107 bytes, of which its name takes some."""
 _FIRST_BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 5.0
 _FAREWELL_SECONDS = 1.0
@@ -98,7 +100,7 @@ class ProcessEngineClient:
         self._exited = asyncio.Event()
         self._idle = asyncio.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._directory = Path(tempfile.mkdtemp(prefix="takt-"))
+        self._directory = _private_directory()
         self._launch()
         try:
             await self._started
@@ -174,7 +176,9 @@ class ProcessEngineClient:
             while (output := await stream.next()) is not None:
                 if output.finish_reason == "error":
                     sentence = output.error or "the request was refused"
-                    raise InvalidRequestError(sentence, param=output.error_param)
+                    raise InvalidRequestError(
+                        sentence, param=output.error_param, code=output.error_code
+                    )
                 yield output
         finally:
             if not stream.is_complete:
@@ -311,6 +315,15 @@ _UNAVAILABLE = {
     EngineState.DRAINING: "the server is stopping",
     EngineState.DEAD: "the engine is dead",
 }
+
+
+def _private_directory() -> Path:
+    """A directory that only this user may enter (mode 0700), short enough for a socket's path."""
+    directory = tempfile.mkdtemp(prefix="takt-")
+    if len(directory) > _LONGEST_DIRECTORY:
+        Path(directory).rmdir()
+        directory = tempfile.mkdtemp(prefix="takt-", dir="/tmp")
+    return Path(directory)
 
 
 def _describe(return_code: int) -> str:

@@ -184,7 +184,8 @@ def _serve(
 
 
 def _make_core(config: EngineConfig, clock: Clock, on_progress: OnProgress) -> EngineCore:
-    from takt.engine.build import build_core, load_model
+    from takt.engine.build import build_core
+    from takt.engine.load import load_model
 
     return build_core(config, load_model(config, on_progress), clock)
 

@@ -33,7 +33,10 @@ class RequestRules:
     eos_token_ids: Set[int]
 
     def check(self, request: AddRequest) -> None:
-        """Raises `InvalidRequestError` for what no kernel may see or no buffer could hold."""
+        """Raises `InvalidRequestError` for what no kernel may see or no buffer could hold.
+
+        Lengths are the scheduler's to check.
+        """
         prompt, sampling = request.prompt_token_ids, request.sampling
         if not prompt:
             raise InvalidRequestError("prompt: it has no tokens", param="prompt")
@@ -60,27 +63,6 @@ class RequestRules:
                 f"more than {MAX_BIASES_PER_ROW}",
                 param="logit_bias",
             )
-        self._check_length(request)
-
-    def _check_length(self, request: AddRequest) -> None:
-        num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
-        scores_only = max_tokens == 0
-        if num_prompt > self.max_model_len or (
-            num_prompt == self.max_model_len and not scores_only
-        ):
-            raise InvalidRequestError(
-                f"the prompt has {num_prompt} tokens, but the model's context is "
-                f"{self.max_model_len} tokens, prompt and output together",
-                param="prompt",
-                code="context_length_exceeded",
-            )
-        if max_tokens is not None and num_prompt + max_tokens > self.max_model_len:
-            raise InvalidRequestError(
-                f"max_tokens is {max_tokens} and the prompt has {num_prompt} tokens, together "
-                f"more than the model's context of {self.max_model_len}",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
 
     def stop_token_ids(self, sampling: SamplingParams) -> frozenset[int]:
         own = frozenset(sampling.stop_token_ids)
@@ -93,7 +75,8 @@ class RequestRules:
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             room = self.max_model_len - len(request.prompt_token_ids)
-            max_tokens = min(self.default_max_tokens, room)
+            # At least one, so that a prompt that leaves no room is refused and not just scored.
+            max_tokens = max(min(self.default_max_tokens, room), 1)
             if sampling.min_tokens > max_tokens:
                 raise InvalidRequestError(
                     f"min_tokens is {sampling.min_tokens}, more than the output limit that holds "
