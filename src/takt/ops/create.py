@@ -21,12 +21,10 @@ def create_ops(backend: str, num_threads: int | None) -> Ops:
 def _create_native(num_threads: int | None) -> Ops:
     try:
         from takt.ops.native.ops import NativeOps
-    except ModuleNotFoundError as error:
-        if error.name != "takt._native":
-            raise
+    except ImportError as error:
         raise ConfigError(
-            "the native module takt._native is not built; run `make install` (it needs g++), "
-            "or use --backend torch"
+            f"the native module takt._native cannot be loaded ({error}); run `make install` "
+            "(it needs g++), or use --backend torch"
         ) from error
     return NativeOps(num_threads)
 
