@@ -44,6 +44,8 @@ size_t sample_scratch_bytes(int64_t vocab_size);
 // sum of probability exceeds u times the sum over all kept tokens is drawn.
 // Filters see the same order: top-k keeps the first k; top-p the shortest prefix that holds top_p
 // of the probability left by top-k; min-p what has at least min_p times the first's probability.
+// Bias and penalties are taken in float in the order of Ops.sample, temperature and probabilities
+// in double, relative to the best logit: exp((logit - best) / temperature).
 // rank is 1 + the number of tokens before the reported one in that order, by raw logits.
 void sample_row(const float* logits, int64_t vocab_size, const SampleParams& params,
                 std::byte* scratch, SampleResult* result);
