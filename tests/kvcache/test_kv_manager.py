@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kv_memory import check_conservation, kv_spec
 
+from kv_memory import check_conservation, kv_spec
 from takt.errors import InvariantError
 from takt.kvcache.manager import KVCacheManager
 from takt.kvcache.prefix import PrefixChain
@@ -87,7 +87,7 @@ def test_hit_shares_blocks_and_outlives_their_maker() -> None:
 def test_only_equal_prefixes_hit() -> None:
     kv = manager()
     compute(kv, "a", TOKENS[:12])
-    other = TOKENS[:5] + [1] + TOKENS[6:12]
+    other = [*TOKENS[:5], 1, *TOKENS[6:12]]
     assert compute(kv, "b", other) == 4
     assert compute(kv, "c", TOKENS[4:12]) == 0
 

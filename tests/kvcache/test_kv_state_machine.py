@@ -12,8 +12,8 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
-from kv_memory import KVMemory, check_conservation, kv_spec
 
+from kv_memory import KVMemory, check_conservation, kv_spec
 from takt.kvcache.manager import KVCacheManager
 from takt.kvcache.prefix import PrefixChain
 
