@@ -101,14 +101,19 @@ class _Service:
 
     async def _load_and_wait(self) -> None:
         """Loads, announces, and then waits for a fatal error of the engine."""
-        failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        died = asyncio.Event()
+
+        def on_dead(sentence: str) -> None:
+            self._fatal = TaktError(sentence)
+            died.set()
+
         with _progress(self._console) as on_progress:
             text_side = await load_text_side(self._engine, self._options, on_progress)
             client = ProcessEngineClient(
                 self._engine,
                 on_progress,
                 on_step=self._metrics.observe_step,
-                on_dead=lambda sentence: failed.done() or failed.set_result(sentence),
+                on_dead=on_dead,
                 max_engine_deaths=self._options.max_engine_deaths,
             )
             self._client = client
@@ -117,7 +122,7 @@ class _Service:
         self._state.model = served_model(text_side, client, self._engine, self._options)
         self._state.phase = Phase.SERVING
         self._announce()
-        self._fatal = TaktError(await failed)
+        await died.wait()
 
     async def _drain(self) -> None:
         """New requests get 503; running ones may end, until the time is up or a second signal."""
