@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess
@@ -75,7 +76,10 @@ class EngineChild:
         """Queues a command; it goes nowhere if the process is gone."""
         if self._socket is None:
             return
-        self._socket.send(self._encoder.encode(CommandMessage(self.epoch, command)), zmq.NOBLOCK)
+        payload = self._encoder.encode(CommandMessage(self.epoch, command))
+        # Without a peer the socket takes nothing; `on_exit` is about to say so.
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(payload, zmq.NOBLOCK)
         # Sending may swallow the edge that announces incoming messages.
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self._loop.call_soon(self._read)
