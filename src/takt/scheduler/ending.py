@@ -34,7 +34,7 @@ def new_sibling(parent: Request, choice: int, status: RequestStatus) -> Request:
         num_cached_tokens=parent.num_cached_tokens,
         num_in_flight_tokens=1 if is_running else 0,
         first_scheduled_ns=parent.first_scheduled_ns,
-        num_scored_tokens=parent.num_scored_tokens,
+        num_scored_tokens=parent.num_prompt_tokens,  # the first choice reports the prompt's
         order_key=(*parent.order_key[:-1], choice),
         max_computed_tokens=parent.max_computed_tokens,
         last_step_id=parent.last_step_id if is_running else -1,

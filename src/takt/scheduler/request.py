@@ -44,7 +44,7 @@ class Request:
     num_preemptions: int = 0
     first_scheduled_ns: int | None = None
     num_scored_tokens: int = 0
-    """Prompt positions whose logprobs a completed step has returned, where they were asked for."""
+    """Prompt positions whose logprobs need no computing any more, where they were asked for."""
     # Bookkeeping of the scheduler that holds the request.
     order_key: tuple[int, ...] = ()
     """Its place in the policy's order; unique, smaller is first."""

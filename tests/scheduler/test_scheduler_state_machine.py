@@ -1,0 +1,143 @@
+"""Whatever comes, and in whatever order: texts are those of solo runs and all blocks come back."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from schedule_runner import STOP, VOCAB_SIZE, ScheduleRunner, check_texts, make_request
+
+from takt.errors import InvalidRequestError
+from takt.scheduler.request import Request
+
+PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        policy=st.sampled_from(["fcfs", "priority"]),
+        reservation=st.sampled_from(["full", "optimistic"]),
+        chunked=st.booleans(),
+        caching=st.booleans(),
+        windows=st.sampled_from([(None,), (None, 6), (5,)]),
+        num_blocks=st.integers(8, 30),
+        num_tokens=st.integers(4, 24),
+        num_rows=st.sampled_from([None, 4, 9]),
+        steps=st.integers(1, 3),
+    )
+    def start(
+        self,
+        policy: str,
+        reservation: str,
+        chunked: bool,
+        caching: bool,
+        windows: tuple[int | None, ...],
+        num_blocks: int,
+        num_tokens: int,
+        num_rows: int | None,
+        steps: int,
+    ) -> None:
+        self.runner = ScheduleRunner(
+            num_blocks=num_blocks,
+            windows=windows,
+            max_num_rows=num_rows,
+            max_steps_in_flight=steps,
+            enable_prefix_caching=caching,
+            kv_reservation=reservation,
+            scheduling_policy=policy,
+            enable_chunked_prefill=chunked,
+            max_num_batched_tokens=num_tokens,
+        )
+        self.is_full = reservation == "full"
+        self.added: list[Request] = []
+
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.integers(0, 20),
+        n=st.sampled_from([1, 1, 1, 2, 3, 4]),
+        priority=st.integers(0, 2),
+        salt=st.sampled_from(["", "s"]),
+        stops=st.sampled_from([(), (STOP,), tuple(range(VOCAB_SIZE))]),
+        min_tokens=st.integers(0, 3),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        n: int,
+        priority: int,
+        salt: str,
+        stops: tuple[int, ...],
+        min_tokens: int,
+        prompt_logprobs: int | None,
+    ) -> None:
+        request = make_request(
+            f"r{len(self.added)}",
+            prompt,
+            max_tokens,
+            arrival_ns=self.runner.now_ns,
+            priority=priority,
+            salt=salt,
+            stops=stops,
+            n=n,
+            min_tokens=min(min_tokens, max_tokens),
+            prompt_logprobs=prompt_logprobs,
+        )
+        try:
+            self.runner.add(request)
+        except InvalidRequestError:
+            return
+        self.added.append(request)
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        if self.added:
+            request = data.draw(st.sampled_from(self.added))
+            choice = data.draw(st.none() | st.integers(0, request.sampling.n - 1))
+            self.runner.abort(request.request_id, choice)
+
+    @precondition(lambda self: len(self.runner.in_flight) < self.runner.max_steps_in_flight)
+    @rule()
+    def submit(self) -> None:
+        self.runner.submit()
+
+    @precondition(lambda self: self.runner.in_flight)
+    @rule()
+    def complete(self) -> None:
+        self.runner.complete()
+
+    @rule()
+    def several_steps(self) -> None:
+        for _ in range(5):
+            if len(self.runner.in_flight) < self.runner.max_steps_in_flight:
+                self.runner.submit()
+            if self.runner.in_flight:
+                self.runner.complete()
+
+    @invariant()
+    def full_reservation_never_preempts(self) -> None:
+        if hasattr(self, "runner") and self.is_full:
+            assert self.runner.scheduler.num_preemptions == 0
+
+    def teardown(self) -> None:
+        if not hasattr(self, "runner"):
+            return
+        self.runner.drain()
+        check_texts(self.runner)
+        for request in self.added:
+            for choice in range(request.sampling.n):
+                key = (request.request_id, choice)
+                assert (key in self.runner.finished) != (key in self.runner.aborted)
+        for end in self.runner.finished.values():
+            request = end.request
+            if request.sampling.prompt_logprobs is not None:
+                assert request.num_scored_tokens == request.num_prompt_tokens
+                assert request.num_cached_tokens == 0 or request.choice
+        reservation = self.runner.scheduler._reservation
+        assert reservation._table_blocks == 0
+        assert not any(reservation._window_blocks)
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
