@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import httpx
@@ -8,27 +9,44 @@ import pytest
 from server_fakes import MODEL, FakeEngine, FakeServer
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
-
-
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[FakeServer]:
-    with FakeServer(engine) as running:
+@pytest.fixture(scope="module")
+def module_server() -> Iterator[FakeServer]:
+    with FakeServer() as running:
         yield running
 
 
 @pytest.fixture
-def http(server: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10) as client:
+def server(module_server: FakeServer) -> FakeServer:
+    """A running server with an engine of the test's own."""
+    module_server.engine = FakeEngine()
+    assert module_server.state.model is not None
+    module_server.state.model = dataclasses.replace(
+        module_server.state.model, engine=module_server.engine
+    )
+    return module_server
+
+
+@pytest.fixture
+def engine(server: FakeServer) -> FakeEngine:
+    return server.engine
+
+
+@pytest.fixture(scope="module")
+def module_http(module_server: FakeServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=module_server.url, timeout=10) as client:
         yield client
 
 
 @pytest.fixture
-def client(server: FakeServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+def http(server: FakeServer, module_http: httpx.Client) -> httpx.Client:
+    return module_http
+
+
+@pytest.fixture
+def client(server: FakeServer, module_http: httpx.Client) -> openai.OpenAI:
+    return openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, http_client=module_http
+    )
 
 
 @pytest.fixture

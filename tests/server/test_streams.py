@@ -190,7 +190,8 @@ def test_vanished_client_aborts_its_request(server: FakeServer, engine: FakeEngi
     wait_until(lambda: server.state.num_in_flight == 0)
 
 
-def test_reader_that_stops_is_cut_off_and_disturbs_nobody(engine: FakeEngine) -> None:
+def test_reader_that_stops_is_cut_off_and_disturbs_nobody() -> None:
+    engine = FakeEngine()
     engine.max_model_len = engine.num_kv_tokens = 1_000_000
     engine.reply = lambda request, choice: [97] * (request.sampling.max_tokens or 0)
     with FakeServer(engine, stream_buffer_tokens=100) as server:
@@ -216,7 +217,8 @@ def test_reader_that_stops_is_cut_off_and_disturbs_nobody(engine: FakeEngine) ->
         assert received < 100_000 * 50
 
 
-def test_reader_that_pauses_gets_everything_in_order(engine: FakeEngine) -> None:
+def test_reader_that_pauses_gets_everything_in_order() -> None:
+    engine = FakeEngine()
     engine.max_model_len = engine.num_kv_tokens = 1_000_000
     tokens = 4000
     engine.reply = lambda request, choice: [97 + i % 26 for i in range(tokens)]
