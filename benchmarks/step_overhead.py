@@ -1,7 +1,7 @@
 """Time outside kernels per step: scheduling, filling the input, reading the output, the message.
 
-    python benchmarks/step_overhead.py                       # no kernels: a program that does nothing
-    python benchmarks/step_overhead.py --model smollm2-135m  # between real steps, caches as they are
+    python benchmarks/step_overhead.py                       # a program that does nothing
+    python benchmarks/step_overhead.py --model smollm2-135m  # between real steps, caches used
 
 Each stream decodes; the prompt's steps are left out. Prints percentiles over `--steps` steps.
 """
@@ -100,9 +100,7 @@ def measure(core: EngineCore, num_streams: int, num_steps: int) -> dict[str, lis
             record.add(stats)
             encode_ns.append(end - begin)
     encode = np.array(encode_ns[-len(record) :])
-    outside = (
-        record.durations_ns(StepPart.SCHEDULE) + record.durations_ns(StepPart.UPDATE) + encode
-    )
+    outside = record.durations_ns(StepPart.SCHEDULE) + record.durations_ns(StepPart.UPDATE) + encode
     parts = {
         "schedule and fill": record.durations_ns(StepPart.SCHEDULE),
         "run": record.durations_ns(StepPart.RUN),
@@ -117,7 +115,9 @@ def measure(core: EngineCore, num_streams: int, num_steps: int) -> dict[str, lis
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--model", help="a real model instead of a program that does nothing")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--steps", type=int, default=500)

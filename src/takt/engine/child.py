@@ -26,6 +26,9 @@ from takt.engine.wire import (
 
 _log = logging.getLogger(__name__)
 
+_MAX_MESSAGES_AT_ONCE = 64
+"""Messages taken in one turn of the event loop, so that sockets of clients get theirs."""
+
 
 class EngineChild:
     """Starts a process at once. `on_event` gets its messages of this epoch, in order.
@@ -101,18 +104,28 @@ class EngineChild:
         self._order.unlink(missing_ok=True)
 
     def _read(self) -> None:
-        while self._socket is not None:
+        for _ in range(_MAX_MESSAGES_AT_ONCE):
+            if self._socket is None:
+                return
             try:
                 payload = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+            self._take(payload)
+        # The descriptor tells of new messages only: what is left must be asked for.
+        self._loop.call_soon(self._read)
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            event = self._decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            _log.error("dropped a malformed message of the engine: %s", error)
+            return
+        if event.epoch == self.epoch:
             try:
-                event = self._decoder.decode(payload)
-            except msgspec.MsgspecError as error:
-                _log.error("dropped a malformed message of the engine: %s", error)
-                continue
-            if event.epoch == self.epoch:
                 self._on_event(event)
+            except Exception:
+                _log.exception("a message of the engine could not be handled")
 
     def _reap(self) -> None:
         self._loop.remove_reader(self._pid_fd)

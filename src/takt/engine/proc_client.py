@@ -87,6 +87,7 @@ class ProcessEngineClient:
         self._deaths_in_a_row = 0
         self._failure: EngineFailed | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._directory: Path | None = None
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -111,8 +112,11 @@ class ProcessEngineClient:
     async def close(self, drain_timeout_seconds: float = 0.0) -> None:
         """Takes no new request, lets running ones end for a while, then stops the engine.
 
-        Requests that are still running then get `EngineDeadError`.
+        Requests that are still running then get `EngineDeadError`. A client that was never started
+        has nothing to close.
         """
+        if self._directory is None:
+            return
         if self._state is not EngineState.DEAD:
             self._state = EngineState.DRAINING
         await self._drain(drain_timeout_seconds)
@@ -120,19 +124,23 @@ class ProcessEngineClient:
         self._state = EngineState.DEAD
         for task in self._tasks:
             task.cancel()
-        child = self._child
-        if child is not None and not self._exited.is_set():
+        if self._child is not None:
+            await self._stop(self._child)
+        self._child = None
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _stop(self, child: EngineChild) -> None:
+        if not self._exited.is_set():
+            if self._info is None or self._info.epoch != child.epoch:
+                child.kill()  # it is loading, and reads no command before it is ready
             child.send(Shutdown())
             try:
                 await asyncio.wait_for(self._exited.wait(), _STOP_SECONDS)
             except TimeoutError:
                 child.kill()
                 await self._exited.wait()
-        if child is not None:
-            child.close()
-        self._child = None
-        self._context.destroy(linger=0)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        child.close()
 
     # -- EngineClient -------------------------------------------------------------------------
 
@@ -202,6 +210,7 @@ class ProcessEngineClient:
     # -- supervision --------------------------------------------------------------------------
 
     def _launch(self) -> None:
+        assert self._directory is not None
         self._epoch += 1
         self._exited.clear()
         self._child = EngineChild(
