@@ -164,7 +164,7 @@ struct RandomRows {
       row.resize(size_t(k));
       // Groups of unlike magnitudes, some all zero.
       for (int64_t i = 0; i < k; ++i) {
-        const float size = float(i / 32 % 5) * std::exp2(float(i / 32 % 7) - 3.0f);
+        const float size = float((i / 32 + 1) % 5) * std::exp2(float(i / 32 % 7) - 3.0f);
         row[size_t(i)] = size * std::normal_distribution<float>()(rng);
       }
       f32_rows.push_back(row.data());
