@@ -106,7 +106,11 @@ def _reason(lines: Sequence[str]) -> str:
     if any(sign in text for sign in network):
         return "the package index cannot be reached (no network?)"
     errors = [line.removeprefix("ERROR: ").strip() for line in lines if line.startswith("ERROR: ")]
-    return errors[-1] if errors else (lines[-1].strip() if lines else "pip failed without a word")
+    if not errors:
+        return lines[-1].strip() if lines else "pip failed without a word"
+    # What pip says too when it is told not to retry and there is no network.
+    is_unclear = errors[-1].startswith("No matching distribution")
+    return f"{errors[-1]} (or no network)" if is_unclear else errors[-1]
 
 
 def _join(alias: Alias, scratch: Path, joined: Path, on_progress: OnProgress | None) -> None:
