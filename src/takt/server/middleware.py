@@ -17,7 +17,7 @@ access_logger = logging.getLogger("takt.access")
 logger = logging.getLogger("takt.server")
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
-"""Answered without a key, and while the server drains."""
+"""Answered without a key and while the server drains; probes of them are not logged."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -64,7 +64,7 @@ class RequestLog:
             await error_response(to_http_error(error))(scope, receive, send_with_id)
         finally:
             self._state.num_in_flight -= is_counted
-            if self._logs:
+            if self._logs and is_counted:
                 elapsed_ms = (self._state.clock.now_ns() - begin_ns) / 1e6
                 _log(scope, status, elapsed_ms, request_id)
 

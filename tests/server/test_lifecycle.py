@@ -1,0 +1,196 @@
+"""The server as a process: start, drain, stop, and the deaths of its engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+SCRIPT = Path(__file__).with_name("fake_serve.py")
+LONG = {"prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True}
+
+
+class Served:
+    def __init__(self, behaviour: str, **options: object) -> None:
+        options.setdefault("port", 0)
+        arguments = [f"{name}={value}" for name, value in options.items()]
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), behaviour, *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        self.lines: list[str] = []
+
+    def read_until(self, pattern: str) -> re.Match[str]:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"{pattern} not in {self.lines}")
+
+    def url(self) -> str:
+        return self.read_until(r"Serving on (\S+?)\. ").group(1)
+
+    def end(self) -> int:
+        """The exit code; the rest of stderr is in `lines`."""
+        _, rest = self.process.communicate(timeout=30)
+        self.lines += rest.splitlines(keepends=True)
+        return self.process.returncode
+
+
+@contextmanager
+def served(behaviour: str = "fake", **options: object) -> Iterator[Served]:
+    server = Served(behaviour, **options)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.process.communicate()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    texts = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    return [text if text == "[DONE]" else json.loads(text) for text in texts]
+
+
+def test_announces_itself_serves_and_stops_with_zero() -> None:
+    with served() as server:
+        url = server.url()
+        assert "curl" in server.read_until("curl").group()
+        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "model": "fake"})
+        assert answer.status_code == 200
+        assert answer.json()["choices"][0]["text"].startswith(" w")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
+def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
+    with served("fake:sleep=10") as server:
+        url = server.url()
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            wait_for_status(f"{url}/health", 503)
+            refused = httpx.post(f"{url}/v1/completions", json={"prompt": "b"})
+            assert refused.status_code == 503
+            assert "stopping" in refused.json()["error"]["message"]
+            texts = [line for line in lines if line]
+        assert len(texts) == 200
+        assert texts[-1] == "data: [DONE]"
+        assert json.loads(texts[-2][6:])["choices"][0]["finish_reason"] == "length"
+        assert server.end() == 0
+
+
+@pytest.mark.parametrize("by_signal", [True, False], ids=["second signal", "time is up"])
+def test_what_still_runs_when_the_drain_ends_gets_an_error_event(by_signal: bool) -> None:
+    timeout = 60.0 if by_signal else 0.1
+    with served("fake:sleep=50", drain_timeout_seconds=timeout) as server:
+        url = server.url()
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.send_signal(signal.SIGTERM)
+            wait_for_status(f"{url}/health", 503)
+            if by_signal:
+                server.process.send_signal(signal.SIGINT)
+            texts = [line for line in lines if line]
+        assert len(texts) < 190
+        assert json.loads(texts[-2][6:])["error"]["type"] == "service_unavailable_error"
+        assert server.end() == 0
+
+
+def test_engine_death_is_an_error_event_and_then_service_returns() -> None:
+    with served("fake:die-after=5") as server:
+        url = server.url()
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+            *tokens, error, done = events(response)
+        assert len(tokens) >= 1
+        assert "engine died" in error["error"]["message"]
+        assert done == "[DONE]"
+        wait_for_status(f"{url}/health", 200)
+        again = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        assert again.status_code == 200
+        assert re.search(r"takt_engine_restarts_total\{.*\} 1\.0", httpx.get(f"{url}/metrics").text)
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == 0
+
+
+def test_three_deaths_in_a_row_end_the_server_with_one_line() -> None:
+    with served("fake:die-after=1") as server:
+        url = server.url()
+        for _ in range(3):
+            wait_for_status(f"{url}/health", 200)
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=30)
+            assert answer.status_code == 503
+        assert server.end() == 1
+        assert last_line(server).startswith("takt: the engine died 3 times in a row")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "options", "code", "line"),
+    [
+        ("fake:die-at-start", {}, 1, "takt: the engine died 3 times in a row"),
+        ("fake:refuse", {}, 2, "takt: --max-model-len 9 is wrong"),
+        ("fake", {"chat_template": "{{"}, 2, "takt: the chat template of --chat-template has"),
+        ("fake", {"ssl_certfile": "/no", "ssl_keyfile": "/no"}, 2, "takt: TLS with"),
+        ("fake", {"host": "host.invalid"}, 1, "takt: cannot listen on host.invalid port 0"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line(
+    behaviour: str, options: dict[str, str], code: int, line: str
+) -> None:
+    with served(behaviour, **options) as server:
+        assert server.end() == code
+        assert last_line(server).startswith(line)
+        assert not any("Traceback" in text for text in server.lines)
+
+
+def test_port_in_use_is_one_line_and_comes_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with served("fake:die-at-start", port=port) as server:
+            assert server.end() == 1
+            assert len(server.lines) == 1
+            assert f"port {port}" in server.lines[0]
+
+
+def test_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
+    path = tmp_path / "takt.sock"
+    with served(uds=path) as server:
+        server.read_until("Serving on")
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://takt") as http:
+            assert http.get("/health").status_code == 200
+        with served(uds=path) as second:
+            assert second.end() == 1
+            assert "another server" in last_line(second)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    assert not path.exists()
+
+
+def last_line(server: Served) -> str:
+    return server.lines[-1].rstrip()
+
+
+def wait_for_status(url: str, status: int, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while httpx.get(url, timeout=5).status_code != status:
+        assert time.monotonic() < end, f"{url} never gave {status}"
+        time.sleep(0.02)
