@@ -53,12 +53,23 @@ class StepBuffer:
 
 @dataclass(slots=True)
 class ScoredSpan:
-    """Rows of one request that score prompt positions `first_position` and following."""
+    """Rows of one request that score its prompt positions `first_scored .. end - 1`.
+
+    Position 0 has no row: nothing predicts it. A span that begins the prompt reports it as None.
+    """
 
     request: Request
-    first_position: int
+    first_scored: int
+    end: int
     first_row: int
-    num_rows: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.first_scored == 1
+
+    @property
+    def num_rows(self) -> int:
+        return max(self.end - self.first_scored, 0)
 
 
 @dataclass(slots=True)
@@ -83,12 +94,21 @@ class BatchFiller:
     `-1 - (steps_back - 1) * max_num_rows - row`. Only programs that run steps ahead see one.
     """
 
-    def __init__(self, limits: StepLimits, block_size: int, tables: BlockTables, seats: Seats):
+    def __init__(
+        self,
+        limits: StepLimits,
+        block_size: int,
+        tables: BlockTables,
+        seats: Seats,
+        *,
+        runs_ahead: bool,
+    ) -> None:
         self._limits = limits
         self._block_size = block_size
         self._tables = tables
         self._seats = seats
-        self._ramp = np.arange(limits.max_num_tokens, dtype=np.int64)
+        self._runs_ahead = runs_ahead
+        self._ramp = np.arange(limits.max_num_tokens + 1, dtype=np.int64)
         self._num_scored: dict[Request, int] = {}
 
     def forget(self, request: Request) -> None:
@@ -96,15 +116,15 @@ class BatchFiller:
         self._num_scored.pop(request, None)
 
     def fill(self, scheduled: SchedulerOutput, buffer: StepBuffer) -> FilledStep:
-        step = buffer.step
         filled = FilledStep(scheduled)
         rows = _Rows()
-        self._fill_tokens(scheduled, buffer, filled, rows)
+        token_ids = self._collect(filled, rows)
+        self._fill_tokens(buffer, filled, token_ids)
         self._fill_rows(buffer, filled, rows)
-        copies = scheduled.block_copies
+        views, copies = buffer.step.views, scheduled.block_copies
         if copies:
-            step.views["block_copies"][: len(copies)] = copies
-        step.views["header"][:5] = (
+            views["block_copies"][: len(copies)] = copies
+        views["header"][:5] = (
             scheduled.step_id,
             scheduled.total_num_scheduled_tokens,
             len(scheduled.scheduled),
@@ -115,44 +135,54 @@ class BatchFiller:
 
     # -- tokens and blocks --------------------------------------------------------------------
 
-    def _fill_tokens(
-        self, scheduled: SchedulerOutput, buffer: StepBuffer, filled: FilledStep, rows: _Rows
-    ) -> None:
-        items = scheduled.scheduled
-        num_seqs, num_tokens = len(items), scheduled.total_num_scheduled_tokens
+    def _collect(self, filled: FilledStep, rows: _Rows) -> list[int]:
+        """Gives each sequence a seat and its rows; returns the token ids of the step."""
+        seat_of, step_id = self._seats.seat_of, filled.scheduled.step_id
         token_ids: list[int] = []
-        query_end = 0
-        for item in items:
+        for item in filled.scheduled.scheduled:
             request = item.request
-            seat = self._seats.get(request)
+            seat = seat_of.get(request)
             if seat is None:
                 seat = self._seats.take(request)
                 filled.newly_seated.append(request)
-            self._append_tokens(token_ids, item, seat, scheduled.step_id)
+            query_start = len(token_ids)
+            self._append_tokens(token_ids, item, seat, step_id)
             if request.sampling.prompt_logprobs is not None:
-                self._add_scored(item, seat, query_end, filled, rows)
-            query_end += item.num_tokens
+                self._add_scored(item, seat, query_start, filled, rows)
             if item.samples:
-                self._add_sampled(item, seat, query_end - 1, filled, rows)
-        views = buffer.step.views
+                position = item.start + item.num_tokens
+                filled.sampled.append(request)
+                filled.sampled_rows.append(rows.add(len(token_ids) - 1, seat, position))
+                for fork in item.forks:
+                    # From the same hidden state as its parent.
+                    seat = self._seats.take(fork)
+                    filled.sampled.append(fork)
+                    filled.sampled_rows.append(rows.add(len(token_ids) - 1, seat, position))
+        return token_ids
+
+    def _fill_tokens(self, buffer: StepBuffer, filled: FilledStep, token_ids: list[int]) -> None:
+        views, items = buffer.step.views, filled.scheduled.scheduled
+        num_seqs, num_tokens = len(items), len(token_ids)
         views["token_ids"][:num_tokens] = token_ids
         starts = np.array([item.start for item in items], dtype=np.int64)
-        lengths = np.array([item.num_tokens for item in items], dtype=np.int64)
-        query_start = views["query_start"]
-        query_start[0] = 0
-        np.cumsum(lengths, out=query_start[1 : num_seqs + 1])
-        ends = starts + lengths
-        views["seq_lens"][:num_seqs] = ends
-        filled.num_kv_tokens_read = int(ends.sum())
-        # The query at position p reads p + 1 keys.
-        filled.num_qk_pairs = int((lengths * (starts + ends + 1)).sum()) // 2
         table_rows = self._tables.rows([item.request for item in items])
-        token_rows, positions = table_rows, starts
-        if num_tokens != num_seqs:
-            shift = starts - query_start[:num_seqs]
-            positions = self._ramp[:num_tokens] + np.repeat(shift, lengths)
-            token_rows = np.repeat(table_rows, lengths)
-        views["positions"][:num_tokens] = positions
+        if num_tokens == num_seqs:  # one token each
+            views["query_start"][: num_seqs + 1] = self._ramp[: num_seqs + 1]
+            views["positions"][:num_seqs] = starts
+            ends, token_rows = starts + 1, table_rows
+            filled.num_kv_tokens_read = filled.num_qk_pairs = int(ends.sum())
+        else:
+            lengths = np.array([item.num_tokens for item in items], dtype=np.int64)
+            query_start = np.zeros(num_seqs + 1, dtype=np.int64)
+            np.cumsum(lengths, out=query_start[1:])
+            views["query_start"][: num_seqs + 1] = query_start
+            shifts = np.repeat(starts - query_start[:-1], lengths)
+            views["positions"][:num_tokens] = self._ramp[:num_tokens] + shifts
+            ends, token_rows = starts + lengths, np.repeat(table_rows, lengths)
+            filled.num_kv_tokens_read = int(ends.sum())
+            # The query at position p reads p + 1 keys.
+            filled.num_qk_pairs = int((lengths * (starts + ends + 1)).sum()) // 2
+        views["seq_lens"][:num_seqs] = ends
         self._fill_blocks(buffer, table_rows, token_rows, num_tokens, int(ends.max()))
 
     def _append_tokens(
@@ -215,106 +245,91 @@ class BatchFiller:
         first = max(done, 1)
         if item.start >= first:
             raise InvariantError(f"{request.request_id}: prompt position {first} was never scored")
-        num_rows = max(end - first, 0)
-        filled.scored.append(ScoredSpan(request, done, len(rows.tokens), num_rows))
-        first_token = query_start + first - 1 - item.start
-        rows.tokens += range(first_token, first_token + num_rows)
-        rows.seats += [seat] * num_rows
-        rows.targets += prompt[first:end]
-        rows.positions += range(first, end)
+        filled.scored.append(ScoredSpan(request, first, end, len(rows.tokens)))
+        for position in range(first, end):
+            rows.add(query_start + position - 1 - item.start, seat, position)
         self._num_scored[request] = end
 
-    def _add_sampled(
-        self, item: ScheduledRequest, seat: int, last_token: int, filled: FilledStep, rows: _Rows
-    ) -> None:
-        """A row for the sequence and one for each fork, all from the same hidden state."""
-        position = item.start + item.num_tokens
-        rows.add_sampled(last_token, seat, position)
-        filled.sampled.append(item.request)
-        filled.sampled_rows.append(len(rows.tokens) - 1)
-        for fork in item.forks:
-            rows.add_sampled(last_token, self._seats.take(fork), position)
-            filled.sampled.append(fork)
-            filled.sampled_rows.append(len(rows.tokens) - 1)
-
     def _fill_rows(self, buffer: StepBuffer, filled: FilledStep, rows: _Rows) -> None:
-        step = buffer.step
-        views, num_rows = step.views, len(rows.tokens)
+        views, num_rows = buffer.step.views, len(rows.tokens)
         filled.num_rows = num_rows
         views["row_tokens"][:num_rows] = rows.tokens
-        views["row_targets"][:num_rows] = rows.targets
+        views["row_targets"][:num_rows] = SAMPLE
         views["row_position"][:num_rows] = rows.positions
-        step_id = filled.scheduled.step_id
-        for row in filled.sampled_rows:
-            self._seats.last_row[rows.seats[row]] = (step_id, row)
+        if self._runs_ahead:
+            step_id = filled.scheduled.step_id
+            for row in filled.sampled_rows:
+                self._seats.last_row[rows.seats[row]] = (step_id, row)
         # Steady decoding repeats the rows of the step before: their constants are in place.
         wanted = (self._seats.version, rows.seats)
         if buffer.gathered != wanted:
-            self._seats.gather(np.array(rows.seats, dtype=np.intp), step)
+            self._seats.gather(np.array(rows.seats, dtype=np.intp), buffer.step)
             buffer.gathered = wanted
         if filled.scored:
-            self._fill_scored_rows(step, filled)
+            self._fill_scored_rows(buffer.step, filled)
             buffer.gathered = None
-        self._fill_history(step, rows)
-        self._fill_biases(step, rows)
+        self._fill_history(buffer.step, filled, rows)
+        self._fill_biases(buffer.step, filled, rows)
 
     def _fill_scored_rows(self, step: StepInput, filled: FilledStep) -> None:
         for span in filled.scored:
-            asked = span.request.sampling.prompt_logprobs
             rows = slice(span.first_row, span.first_row + span.num_rows)
+            prompt = span.request.prompt_token_ids
+            step.views["row_targets"][rows] = prompt[span.first_scored : span.end]
+            asked = span.request.sampling.prompt_logprobs
             step.views["row_num_logprobs"][rows] = NO_LOGPROBS if asked is None else asked
 
-    def _fill_history(self, step: StepInput, rows: _Rows) -> None:
-        views, num_rows = step.views, len(rows.tokens)
-        start = views["history_start"]
+    def _fill_history(self, step: StepInput, filled: FilledStep, rows: _Rows) -> None:
+        views = step.views
+        start = views["history_start"][: filled.num_rows + 1]
+        start[:] = 0
         if not self._seats.counts:
-            start[: num_rows + 1] = 0
             return
         end = 0
-        start[0] = 0
-        for row, (seat, target) in enumerate(zip(rows.seats, rows.targets, strict=True)):
-            counts = self._seats.counts.get(seat) if target == SAMPLE else None
+        for request, row in zip(filled.sampled, filled.sampled_rows, strict=True):
+            counts = self._seats.counts.get(rows.seats[row])
             if counts is not None:
-                request = self._seats.requests[seat]
-                assert request is not None
                 counts.update(request.token_ids)
                 first, end = end, end + len(counts.tokens)
                 views["history_token"][first:end] = counts.tokens
                 views["history_count"][first:end] = counts.counts
-            start[row + 1] = end
+                start[row + 1] = end - first
+        np.cumsum(start, out=start)
 
-    def _fill_biases(self, step: StepInput, rows: _Rows) -> None:
-        views, num_rows = step.views, len(rows.tokens)
-        start = views["bias_start"]
+    def _fill_biases(self, step: StepInput, filled: FilledStep, rows: _Rows) -> None:
+        views = step.views
+        start = views["bias_start"][: filled.num_rows + 1]
+        start[:] = 0
         if not self._seats.biases:
-            start[: num_rows + 1] = 0
             return
         end = 0
-        start[0] = 0
-        for row, (seat, target) in enumerate(zip(rows.seats, rows.targets, strict=True)):
-            seat_bias = self._seats.biases.get(seat) if target == SAMPLE else None
-            if seat_bias is not None:
-                request = self._seats.requests[seat]
-                assert request is not None
-                bias = seat_bias.at(rows.positions[row] - request.num_prompt_tokens)
-                if bias is not None:
-                    first, end = end, end + len(bias.tokens)
-                    views["bias_token"][first:end] = bias.tokens
-                    views["bias_value"][first:end] = bias.values
-            start[row + 1] = end
+        for request, row in zip(filled.sampled, filled.sampled_rows, strict=True):
+            seat_bias = self._seats.biases.get(rows.seats[row])
+            if seat_bias is None:
+                continue
+            bias = seat_bias.at(rows.positions[row] - request.num_prompt_tokens)
+            if bias is not None:
+                first, end = end, end + len(bias.tokens)
+                views["bias_token"][first:end] = bias.tokens
+                views["bias_value"][first:end] = bias.values
+                start[row + 1] = end - first
+        np.cumsum(start, out=start)
 
 
 class _Rows:
     """Rows of logits of one step while they are collected."""
 
+    __slots__ = ("positions", "seats", "tokens")
+
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.seats: list[int] = []
-        self.targets: list[int] = []
         self.positions: list[int] = []
 
-    def add_sampled(self, token: int, seat: int, position: int) -> None:
+    def add(self, token: int, seat: int, position: int) -> int:
+        """Returns the number of the row."""
+        row = len(self.tokens)
         self.tokens.append(token)
         self.seats.append(seat)
-        self.targets.append(SAMPLE)
         self.positions.append(position)
+        return row

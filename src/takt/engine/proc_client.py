@@ -258,7 +258,8 @@ class ProcessEngineClient:
     async def _recover(self, return_code: int) -> None:
         child = self._child
         assert child is not None
-        if return_code > 0:
+        was_ready = self._info is not None and self._info.epoch == child.epoch
+        if return_code > 0 and not was_ready:
             await self._hear_failure(child)
         child.close()
         if self._state in (EngineState.DRAINING, EngineState.DEAD):

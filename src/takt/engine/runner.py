@@ -44,7 +44,13 @@ class Runner:
         self._executor = executor
         self._clock = clock
         self._seats = Seats(limits.max_num_seqs)
-        self._filler = BatchFiller(limits, block_size, tables, self._seats)
+        self._filler = BatchFiller(
+            limits,
+            block_size,
+            tables,
+            self._seats,
+            runs_ahead=executor.max_steps_in_flight > 1,
+        )
         self._idle = deque(StepBuffer(limits) for _ in range(executor.max_steps_in_flight))
         self._in_flight: deque[tuple[StepBuffer, FilledStep, int]] = deque()
 
@@ -115,9 +121,10 @@ class Runner:
         )
         for span in filled.scored:
             num_top = span.request.sampling.prompt_logprobs or 0
-            entries: list[TokenLogprob | None] = [None] if span.first_position == 0 else []
+            prompt = span.request.prompt_token_ids
+            entries: list[TokenLogprob | None] = [None] if span.is_first else []
             for index in range(span.num_rows):
-                target = span.request.prompt_token_ids[max(span.first_position, 1) + index]
+                target = prompt[span.first_scored + index]
                 entries.append(_logprob(buffer, span.first_row + index, target, num_top))
             tokens.prompt_logprobs[span.request] = entries
         return tokens

@@ -52,8 +52,7 @@ class Seats:
     def __init__(self, max_num_seqs: int) -> None:
         self._columns = {name: np.zeros(max_num_seqs, dtype) for name, dtype in _COLUMNS.items()}
         self._free = list(range(max_num_seqs - 1, -1, -1))
-        self._seat_of: dict[Request, int] = {}
-        self.requests: list[Request | None] = [None] * max_num_seqs
+        self.seat_of: dict[Request, int] = {}
         self.counts: dict[int, TokenCounts] = {}
         """By seat, for sequences with penalties."""
         self.biases: dict[int, SeatBias] = {}
@@ -64,17 +63,13 @@ class Seats:
         """Changes whenever a seat changes hands."""
 
     def __len__(self) -> int:
-        return len(self._seat_of)
-
-    def get(self, request: Request) -> int | None:
-        return self._seat_of.get(request)
+        return len(self.seat_of)
 
     def take(self, request: Request) -> int:
         if not self._free:
             raise InvariantError("more sequences run than max_num_seqs allows")
         seat = self._free.pop()
-        self._seat_of[request] = seat
-        self.requests[seat] = request
+        self.seat_of[request] = seat
         self.version += 1
         sampling, columns = request.sampling, self._columns
         logprobs = sampling.logprobs
@@ -97,10 +92,9 @@ class Seats:
 
     def release(self, request: Request) -> None:
         """Frees the seat of a sequence that ended or was preempted; it may have none."""
-        seat = self._seat_of.pop(request, None)
+        seat = self.seat_of.pop(request, None)
         if seat is None:
             return
-        self.requests[seat] = None
         self.counts.pop(seat, None)
         self.biases.pop(seat, None)
         self._free.append(seat)
