@@ -31,7 +31,7 @@ class WideTokenizer(ByteTokenizer):
 async def load_text_side(engine: object, server: ServerOptions, on_progress: object) -> TextSide:
     template = load_chat_template(server.chat_template, CHATML, "fake")
     tokenizer = WideTokenizer()
-    return TextSide(tokenizer, ChatRenderer(tokenizer, template))
+    return TextSide(tokenizer, ChatRenderer(tokenizer, template), max_token_chars=12)
 
 
 def main(behaviour: str, *options: str) -> int:

@@ -21,7 +21,7 @@ from takt.server.app import build_app
 from takt.server.chat import ChatRenderer
 from takt.server.chat_template import ChatTemplate
 from takt.server.http_server import bind_socket, make_http_server
-from takt.server.state import Phase, ServedModel, ServerState
+from takt.server.state import Phase, ServedModel, ServerState, longest_token_chars
 
 MODEL = "fake-model"
 
@@ -225,6 +225,7 @@ class FakeServer:
             created=1,
             max_logprobs=20,
             default_max_tokens=32,
+            max_token_chars=longest_token_chars(self.tokenizer),
         )
         self._http = make_http_server(build_app(self.state), self.options)
         self._thread = threading.Thread(target=self._run)

@@ -47,6 +47,15 @@ def test_max_completion_tokens_holds_over_max_tokens(
     assert engine.requests[0].sampling.max_tokens == 3
 
 
+def test_limits_that_do_not_fit_are_named_as_the_client_named_them(http: httpx.Client) -> None:
+    for limit in ("max_tokens", "max_completion_tokens"):
+        error = chat(http, HI, **{limit: 999}).json()["error"]
+        assert error["param"] == limit
+        assert "999" in error["message"] and "256" in error["message"]
+    error = chat(http, [{"role": "user", "content": "a" * 300}]).json()["error"]
+    assert error["param"] == "messages"
+
+
 def test_logprobs(client: openai.OpenAI, engine: FakeEngine, model: str) -> None:
     engine.reply = fixed_reply("é", ends=False)
     answer = client.chat.completions.create(

@@ -204,6 +204,25 @@ def test_prompt_and_output_must_fit_the_context(http: httpx.Client, engine: Fake
     assert "21" in no_pool.text and "20" in no_pool.text
 
 
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(http: httpx.Client) -> None:
+    text = "a" * 4_000_000
+    for path, body, param in (
+        ("/v1/completions", {"prompt": ["b", text]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}, "messages"),
+        ("/generate", {"prompt": text}, "prompt"),
+    ):
+        error = http.post(path, json=body).json()["error"]
+        assert (error["param"], error["code"]) == (param, "context_length_exceeded")
+        assert "at least 333333 tokens" in error["message"]
+
+
+def test_many_logprobs_are_written_off_the_event_loop(http: httpx.Client) -> None:
+    body = {"prompt": "a" * 200, "echo": True, "logprobs": 5, "prompt_logprobs": 2}
+    choice = http.post("/v1/completions", json=body).json()["choices"][0]
+    assert len(choice["logprobs"]["tokens"]) == 216
+    assert len(choice["prompt_logprobs"]) == 200
+
+
 def test_vllms_generate(http: httpx.Client, engine: FakeEngine) -> None:
     engine.reply = fixed_reply("cd")
     assert http.post("/generate", json={"prompt": "ab"}).json() == {"text": ["abcd"]}

@@ -17,10 +17,18 @@ from takt.server.errors import TooLateError, unavailable
 from takt.server.fields import UnknownField, read_fields, refuse_unknown
 from takt.server.generation import Generation, TokenEvent
 from takt.server.prompts import Prompt
-from takt.server.protocol import GenerationRequest, fit_max_tokens, sampling_params
+from takt.server.protocol import (
+    GenerationRequest,
+    fit_max_tokens,
+    prompt_too_long,
+    sampling_params,
+)
 from takt.server.stamps import RequestStamps
 from takt.server.state import Phase, ServedModel, ServerState
 from takt.server.stream import EventStream, StreamFormat, abort_on_disconnect
+
+INLINE_LOGPROBS = 200
+"""Logprobs of an answer that are written on the event loop; each takes some microseconds."""
 
 Headers = list[tuple[bytes, bytes]]
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
@@ -61,11 +69,18 @@ def prepare(
     """A generation that fits the model; raises `InvalidRequestError` for one that cannot."""
     info = model.engine.info
     limits = [
-        fit_max_tokens(wanted_tokens, default_tokens, len(prompt.token_ids), info.max_model_len)
+        fit_max_tokens(
+            wanted_tokens,
+            default_tokens,
+            len(prompt.token_ids),
+            info.max_model_len,
+            prompt_field=fields.prompt_field,
+            limit_field=fields.limit_field,
+        )
         for prompt in prompts
     ]
     for prompt, limit in zip(prompts, limits, strict=True):
-        _check_pool(len(prompt.token_ids), limit, info.num_kv_tokens)
+        _check_pool(len(prompt.token_ids), limit, info.num_kv_tokens, fields.limit_field)
     prompt_logprobs = fields.prompt_logprobs
     if scores_prompt and logprobs is not None:
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
@@ -110,6 +125,8 @@ async def respond(
             headers=headers,
         )
     await _collect(request, generation, stamps, collector.add)
+    if generation.num_logprobs > INLINE_LOGPROBS:
+        return await state.in_text_pool(lambda: json_response(collector.result(), headers))
     return json_response(collector.result(), headers)
 
 
@@ -117,6 +134,14 @@ def json_response(content: Any, headers: Headers | None = None) -> Response:
     response = Response(msgspec.json.encode(content), media_type="application/json")
     response.raw_headers.extend(headers or [])
     return response
+
+
+def check_length(num_chars: int, model: ServedModel, field: str) -> None:
+    """Refuses a text that cannot fit however it is tokenised, before the work is done."""
+    max_model_len = model.engine.info.max_model_len
+    num_tokens = num_chars // model.max_token_chars
+    if num_tokens > max_model_len:
+        raise prompt_too_long(f"at least {num_tokens}", max_model_len, field)
 
 
 def new_id(prefix: str) -> str:
@@ -147,14 +172,16 @@ async def _collect(
     stamps.finished()
 
 
-def _check_pool(num_prompt_tokens: int, max_tokens: int, num_kv_tokens: int) -> None:
+def _check_pool(
+    num_prompt_tokens: int, max_tokens: int, num_kv_tokens: int, limit_field: str
+) -> None:
     total = num_prompt_tokens + max_tokens
     if total > num_kv_tokens:
         raise InvalidRequestError(
             f"the request may need {total} tokens of KV cache ({num_prompt_tokens} of the prompt, "
-            f"{max_tokens} of output), and the pool holds {num_kv_tokens}: lower max_tokens, or "
-            "start the server with a larger --kv-cache-memory-bytes",
-            param="max_tokens",
+            f"{max_tokens} of output), and the pool holds {num_kv_tokens}: lower {limit_field}, "
+            "or start the server with a larger --kv-cache-memory-bytes",
+            param=limit_field,
             code="context_length_exceeded",
         )
 

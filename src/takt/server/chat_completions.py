@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from takt.errors import InvalidRequestError
 from takt.loading.base import Tokenizer
-from takt.server.answers import new_id, prepare, read_request, respond
+from takt.server.answers import check_length, new_id, prepare, read_request, respond
+from takt.server.chat_messages import num_message_chars
 from takt.server.generation import Choice, Generation, TokenEvent
 from takt.server.logprobs import chat_logprob, prompt_logprobs
 from takt.server.prompts import Prompt
@@ -53,6 +54,7 @@ async def create_chat_completion(request: Request, state: ServerState) -> Respon
 
 
 async def _render(fields: ChatCompletionRequest, model: ServedModel, state: ServerState) -> Prompt:
+    check_length(num_message_chars(fields.messages), model, fields.prompt_field)
     token_ids = await state.in_text_pool(
         lambda: model.chat.encode(
             fields.messages,

@@ -30,6 +30,14 @@ def read_messages(messages: Sequence[Any]) -> list[dict[str, str]]:
     return [_read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
+def num_message_chars(messages: Sequence[Any]) -> int:
+    """Characters of the messages' texts, of whatever a client sent."""
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = [*contents, *(part.get("text") for part in parts if isinstance(part, dict))]
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
 def _read_message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict):
         raise InvalidRequestError(f"{where} must be an object", param=where)

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from takt.loading.base import Tokenizer
-from takt.server.answers import new_id, prepare, read_request, respond
+from takt.server.answers import check_length, new_id, prepare, read_request, respond
 from takt.server.generation import Choice, Generation, TokenEvent
 from takt.server.logprobs import CompletionLogprobs, prompt_logprobs
-from takt.server.prompts import Prompt, num_prompt_chars, read_prompts
+from takt.server.prompts import Prompt, longest_prompt_chars, num_prompt_chars, read_prompts
 from takt.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from takt.server.sse import DONE, Envelope, event_end
 from takt.server.state import ServedModel, ServerState
@@ -66,6 +66,7 @@ async def _read_prompts(
             add_special_tokens=fields.add_special_tokens,
         )
 
+    check_length(longest_prompt_chars(fields.prompt), model, fields.prompt_field)
     if num_prompt_chars(fields.prompt) <= INLINE_CHARS:
         return read()
     return await state.in_text_pool(read)

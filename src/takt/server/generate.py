@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from takt.server.answers import new_id, prepare, read_request, respond
+from takt.server.answers import check_length, new_id, prepare, read_request, respond
 from takt.server.generation import Generation, TokenEvent
 from takt.server.prompts import read_prompts
 from takt.server.protocol import DEFAULT_COMPLETION_TOKENS, GenerationRequest
@@ -26,6 +26,7 @@ async def generate(request: Request, state: ServerState) -> Response | EventStre
     fields, headers = await read_request(request, state, GenerateRequest)
     model = state.ready_model(fields.model)
     fields.check_stream()
+    check_length(len(fields.prompt), model, fields.prompt_field)
     prompts = await state.in_text_pool(
         lambda: read_prompts(
             fields.prompt,

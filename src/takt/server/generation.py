@@ -224,6 +224,17 @@ class Generation:
     def num_generated_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self.choices)
 
+    @property
+    def num_logprobs(self) -> int:
+        """Entries of logprobs in the answer, the alternatives counted too."""
+        sampling = self._sampling
+        of_prompt = sum(len(run.logprobs) for run in self.runs) * (
+            1 + (sampling.prompt_logprobs or 0)
+        )
+        if sampling.logprobs is None:
+            return of_prompt
+        return of_prompt + self.num_generated_tokens * (1 + sampling.logprobs)
+
     def usage(self) -> dict[str, object]:
         num_prompt, num_generated = self.num_prompt_tokens, self.num_generated_tokens
         return {

@@ -16,7 +16,7 @@ from takt.loading.hub import resolve_model
 from takt.loading.tokenizer import load_tokenizer
 from takt.server.chat import ChatRenderer
 from takt.server.chat_template import load_chat_template
-from takt.server.state import ServedModel
+from takt.server.state import ServedModel, longest_token_chars
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -27,6 +27,7 @@ class TextSide:
 
     tokenizer: Tokenizer
     chat: ChatRenderer
+    max_token_chars: int
 
 
 async def load_text_side(
@@ -47,7 +48,9 @@ async def load_text_side(
         template = load_chat_template(
             server.chat_template, tokenizer.chat_template, str(resolved.path)
         )
-        return TextSide(tokenizer, ChatRenderer(tokenizer, template))
+        return TextSide(
+            tokenizer, ChatRenderer(tokenizer, template), longest_token_chars(tokenizer)
+        )
 
     return await asyncio.to_thread(load)
 
@@ -63,6 +66,7 @@ def served_model(
         created=int(time.time()),
         max_logprobs=engine.scheduler.max_logprobs,
         default_max_tokens=engine.scheduler.default_max_tokens,
+        max_token_chars=text_side.max_token_chars,
     )
 
 

@@ -46,11 +46,19 @@ def read_prompts(
 
 def num_prompt_chars(prompt: Any) -> int:
     """Characters that would have to be tokenised, of whatever a client sent."""
+    return sum(len(text) for text in _texts(prompt))
+
+
+def longest_prompt_chars(prompt: Any) -> int:
+    return max((len(text) for text in _texts(prompt)), default=0)
+
+
+def _texts(prompt: Any) -> list[str]:
     if isinstance(prompt, str):
-        return len(prompt)
+        return [prompt]
     if isinstance(prompt, list):
-        return sum(len(item) for item in prompt if isinstance(item, str))
-    return 0
+        return [item for item in prompt if isinstance(item, str)]
+    return []
 
 
 def _as_list(prompt: Any) -> list[str | list[int]]:

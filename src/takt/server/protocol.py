@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -53,6 +53,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Int | None = None
     priority: Int = 0
     cache_salt: str = ""
+
+    prompt_field: ClassVar[str] = "prompt"
+    """What the request calls its prompt."""
+
+    @property
+    def limit_field(self) -> str:
+        """What the request calls its output limit."""
+        return "max_tokens"
 
     @property
     def wants_usage(self) -> bool:
@@ -106,6 +114,12 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
 
+    prompt_field: ClassVar[str] = "messages"
+
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     @property
     def token_limit(self) -> int | None:
         if self.max_completion_tokens is not None:
@@ -119,8 +133,9 @@ class ChatCompletionRequest(GenerationRequest, frozen=True, kw_only=True):
     def check(self) -> None:
         self.check_stream()
         if self.token_limit is not None and self.token_limit < 1:
-            name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-            raise InvalidRequestError(f"{name} must be at least 1", param=name)
+            raise InvalidRequestError(
+                f"{self.limit_field} must be at least 1", param=self.limit_field
+            )
         if self.top_logprobs and not self.logprobs:
             raise InvalidRequestError(
                 "top_logprobs is only allowed when logprobs is true", param="top_logprobs"
@@ -184,27 +199,41 @@ def sampling_params(
 
 
 def fit_max_tokens(
-    wanted: int | None, default: int, num_prompt_tokens: int, max_model_len: int
+    wanted: int | None,
+    default: int,
+    num_prompt_tokens: int,
+    max_model_len: int,
+    *,
+    prompt_field: str,
+    limit_field: str,
 ) -> int:
-    """The output limit of a request; raises if prompt and output cannot fit the context."""
+    """The output limit of a request; raises if prompt and output cannot fit the context.
+
+    `prompt_field` and `limit_field` are what the client called prompt and limit.
+    """
     room = max_model_len - num_prompt_tokens
     if room < 0 or (room == 0 and wanted != 0):
-        raise InvalidRequestError(
-            f"the prompt has {num_prompt_tokens} tokens, and the context of this model holds "
-            f"{max_model_len} tokens of prompt and output together: shorten the prompt",
-            param="prompt",
-            code="context_length_exceeded",
-        )
+        raise prompt_too_long(f"{num_prompt_tokens}", max_model_len, prompt_field)
     if wanted is None:
         return min(default, room)
     if wanted > room:
         raise InvalidRequestError(
-            f"max_tokens is {wanted}, and the prompt's {num_prompt_tokens} tokens leave room for "
-            f"{room} in a context of {max_model_len}: lower max_tokens or shorten the prompt",
-            param="max_tokens",
+            f"{limit_field} is {wanted}, and the prompt's {num_prompt_tokens} tokens leave room "
+            f"for {room} in a context of {max_model_len}: lower {limit_field} or shorten the "
+            "prompt",
+            param=limit_field,
             code="context_length_exceeded",
         )
     return wanted
+
+
+def prompt_too_long(num_tokens: str, max_model_len: int, field: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the prompt has {num_tokens} tokens, and the context of this model holds "
+        f"{max_model_len} tokens of prompt and output together: shorten the prompt",
+        param=field,
+        code="context_length_exceeded",
+    )
 
 
 def _seed(seed: int | None) -> int:

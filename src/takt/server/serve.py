@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,10 @@ logger = logging.getLogger("takt.server")
 
 _POLL_SECONDS = 0.05
 
+_SWITCH_SECONDS = 0.0005
+"""A thread that tokenises hands the interpreter to the event loop after this time; Python's own
+5 ms would show in the gaps of every stream."""
+
 
 def serve(engine: EngineConfig, server: ServerOptions) -> int:
     """Serves a model until a signal or a fatal error; returns the program's exit code.
@@ -41,6 +47,7 @@ def serve(engine: EngineConfig, server: ServerOptions) -> int:
     try:
         options = _with_environment(server)
         _set_up_logging(options)
+        sys.setswitchinterval(_SWITCH_SECONDS)
         bound = bind_socket(options)
         service = _Service(engine, options, bound, console)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -121,6 +128,9 @@ class _Service:
             await client.start()
         self._state.model = served_model(text_side, client, self._engine, self._options)
         self._state.phase = Phase.SERVING
+        # What lives until the end need not be looked at again: full collections stay short.
+        gc.collect()
+        gc.freeze()
         self._announce()
         await died.wait()
 

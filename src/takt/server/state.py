@@ -40,6 +40,8 @@ class ServedModel:
     """Seconds since the epoch when the server started."""
     max_logprobs: int
     default_max_tokens: int
+    max_token_chars: int
+    """Characters of the longest token: a bound on what a text may become."""
 
     @property
     def name(self) -> str:
@@ -56,7 +58,7 @@ class ServerState:
     num_in_flight: int = 0
     """Requests being answered that generate or tokenise."""
     text_pool: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="takt-text")
+        default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="takt-text")
     )
     """Threads that render and tokenise: what may take long never runs on the event loop."""
 
@@ -81,6 +83,14 @@ class ServerState:
 
     async def in_text_pool(self, function: Callable[[], ResultT]) -> ResultT:
         return await asyncio.get_running_loop().run_in_executor(self.text_pool, function)
+
+
+def longest_token_chars(tokenizer: Tokenizer) -> int:
+    """Looks at the whole vocabulary once."""
+    return max(
+        len(tokenizer.token_bytes(i)) or len(tokenizer.token_text(i))
+        for i in range(tokenizer.vocab_size)
+    )
 
 
 def check_model_name(name: str | None, model: ServedModel) -> None:
