@@ -173,6 +173,20 @@ class StepDriver:
             tokens = [results[-1].token_id]
         return results
 
+    def generate_together(
+        self, prompts: Sequence[Sequence[int]], num_tokens: int
+    ) -> list[list[int]]:
+        """Greedy tokens of all prompts, in the same steps."""
+        sequences = [self.new_sequence() for _ in prompts]
+        pending = [list(prompt) for prompt in prompts]
+        generated: list[list[int]] = [[] for _ in prompts]
+        for _ in range(num_tokens):
+            chunks = [Chunk(s, tokens) for s, tokens in zip(sequences, pending, strict=True)]
+            for i, (row,) in enumerate(self.step(chunks)):
+                generated[i].append(row.token_id)
+                pending[i] = [row.token_id]
+        return generated
+
     def score(
         self, tokens: Sequence[int], *, chunk_size: int | None = None, num_logprobs: int = 0
     ) -> list[RowResult]:
