@@ -1,0 +1,227 @@
+// The module takt._native: everything Python sees of the native runtime.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels/linear.h"
+#include "pool/cpus.h"
+#include "pool/pool.h"
+#include "program/builder.h"
+#include "program/program.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace takt {
+namespace {
+
+using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// A shared object whose const-ness Python cannot express.
+struct Weight {
+  SharedWeight packed;
+};
+struct Vector {
+  SharedVector values;
+};
+
+SharedVector vector_of(const Vector* v) { return v != nullptr ? v->values : nullptr; }
+
+// (raw uint8 [num_rows, row_bytes], index in QuantType, num_columns)
+using Part = nb::typed<nb::tuple, Bytes, int, int64_t>;
+
+Weight pack_linear(const std::vector<Part>& parts, std::optional<Floats> bias, int num_threads) {
+  std::vector<Bytes> kept;  // the buffers, while they are read without the interpreter's lock
+  std::vector<RawMatrix> matrices;
+  int64_t rows = 0;
+  for (const Part& part : parts) {
+    kept.push_back(nb::cast<Bytes>(part[0]));
+    const Bytes& raw = kept.back();
+    matrices.push_back({reinterpret_cast<const std::byte*>(raw.data()),
+                        QuantType(nb::cast<int>(part[1])), int64_t(raw.shape(0)),
+                        nb::cast<int64_t>(part[2])});
+    rows += int64_t(raw.shape(0));
+  }
+  if (bias && int64_t(bias->shape(0)) != rows) {
+    throw std::invalid_argument("the bias has " + std::to_string(bias->shape(0)) +
+                                " values for " + std::to_string(rows) + " rows");
+  }
+  nb::gil_scoped_release release;
+  return {pack_weight(matrices, bias ? bias->data() : nullptr, num_threads)};
+}
+
+Vector pack_vector(const Floats& values) {
+  return {std::make_shared<const FloatVector>(values.data(), values.data() + values.shape(0))};
+}
+
+FieldOffset field_offset(std::map<std::string, size_t> offsets) {
+  return [offsets = std::move(offsets)](const std::string& name) {
+    const auto found = offsets.find(name);
+    if (found == offsets.end()) throw std::invalid_argument("the step has no field " + name);
+    return found->second;
+  };
+}
+
+std::map<std::string, size_t> sizes(const nb::dict& d) {
+  std::map<std::string, size_t> result;
+  for (const auto& [key, value] : d) {
+    result[nb::cast<std::string>(key)] = nb::cast<size_t>(value);
+  }
+  return result;
+}
+
+StepLimits step_limits(const nb::dict& d) {
+  const FieldOffset size = field_offset(sizes(d));
+  const auto get = [&](const char* name) { return int64_t(size(name)); };
+  return {.max_num_tokens = get("max_num_tokens"),
+          .max_num_seqs = get("max_num_seqs"),
+          .max_num_rows = get("max_num_rows"),
+          .max_blocks_per_seq = get("max_blocks_per_seq"),
+          .num_kv_groups = get("num_kv_groups"),
+          .max_num_block_copies = get("max_num_block_copies"),
+          .max_num_history = get("max_num_history"),
+          .max_num_biases = get("max_num_biases"),
+          .max_logprobs = get("max_logprobs")};
+}
+
+std::byte* address(uintptr_t value) { return reinterpret_cast<std::byte*>(value); }
+
+void bind_builder(nb::module_& m) {
+  nb::class_<ProgramBuilder>(m, "ProgramBuilder")
+      .def(
+          "__init__",
+          [](ProgramBuilder* self, const nb::dict& limits, int64_t max_position, int num_threads,
+             std::shared_ptr<KVPool> kv) {
+            new (self) ProgramBuilder(step_limits(limits), max_position, num_threads, kv);
+          },
+          "limits"_a, "max_position"_a, "num_threads"_a, "kv"_a.none())
+      .def("embed", [](ProgramBuilder& b, const Weight& table,
+                       float scale) { return b.embed(table.packed, scale); })
+      .def(
+          "norm",
+          [](ProgramBuilder& b, int x, const Vector& weight, float eps, int residual,
+             const Vector* post_weight) {
+            return b.norm(x, weight.values, eps, residual, vector_of(post_weight));
+          },
+          "x"_a, "weight"_a, "eps"_a, "residual"_a, "post_weight"_a.none())
+      .def("linear",
+           [](ProgramBuilder& b, int x, const Weight& w) { return b.linear(x, w.packed); })
+      .def(
+          "rope_cache",
+          [](ProgramBuilder& b, int qkv, int64_t num_heads, const Vector& cos, const Vector& sin,
+             const Vector* q_norm, const Vector* k_norm,
+             float norm_eps, int layer) {
+            return b.rope_cache({qkv, num_heads, cos.values, sin.values, vector_of(q_norm),
+                                 vector_of(k_norm), norm_eps, layer});
+          },
+          "qkv"_a, "num_heads"_a, "cos"_a, "sin"_a, "q_norm"_a.none(), "k_norm"_a.none(),
+          "norm_eps"_a, "layer"_a)
+      .def(
+          "attention",
+          [](ProgramBuilder& b, int q, int64_t num_heads, float scale, float softcap,
+             int64_t window, int layer) {
+            return b.attention(q, {num_heads, scale, softcap, window, layer});
+          },
+          "q"_a, "num_heads"_a, "scale"_a, "softcap"_a, "window"_a, "layer"_a)
+      .def("gated_mlp",
+           [](ProgramBuilder& b, int x, const Weight& gate_up, const Weight& down,
+              const std::string& kind) {
+             if (kind != "silu" && kind != "gelu_tanh") {
+               throw std::invalid_argument("unknown activation " + kind +
+                                           "; known: silu, gelu_tanh");
+             }
+             return b.gated_mlp(x, gate_up.packed, down.packed,
+                                kind == "silu" ? Gate::kSilu : Gate::kGeluTanh);
+           })
+      .def("logits", [](ProgramBuilder& b, int x, const Weight& head,
+                        float softcap) { return b.logits(x, head.packed, softcap); })
+      .def("sample", &ProgramBuilder::sample)
+      .def_prop_ro("num_instructions", &ProgramBuilder::num_instructions);
+}
+
+void bind_program(nb::module_& m) {
+  nb::class_<Program>(m, "Program")
+      .def(
+          "__init__",
+          [](Program* self, std::shared_ptr<Pool> pool, ProgramBuilder& builder,
+             const nb::dict& input_offsets, const nb::dict& output_offsets) {
+            new (self) Program(std::move(pool), builder.finish(field_offset(sizes(input_offsets))),
+                               field_offset(sizes(output_offsets)));
+          },
+          "pool"_a, "builder"_a, "input_offsets"_a, "output_offsets"_a)
+      .def(
+          "run",
+          [](Program& p, uintptr_t in, uintptr_t out) { p.run(address(in), address(out)); },
+          "step_input_address"_a, "step_output_address"_a,
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "begin", [](Program& p, uintptr_t in) { p.begin(address(in)); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def("execute", &Program::execute, nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "end", [](Program& p, uintptr_t out) { p.end(address(out)); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_instructions", &Program::num_instructions)
+      .def_prop_ro("arena_bytes", &Program::arena_bytes);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "Kernels, thread pool and program replay of takt.ops.native.";
+
+  nb::class_<Weight>(m, "Weight")
+      .def_prop_ro("num_rows", [](const Weight& w) { return w.packed->rows(); })
+      .def_prop_ro("num_columns", [](const Weight& w) { return w.packed->cols(); })
+      .def_prop_ro("nbytes", [](const Weight& w) { return w.packed->bytes(); });
+  nb::class_<Vector>(m, "Vector").def_prop_ro("width", [](const Vector& v) {
+    return v.values->size();
+  });
+  m.def("pack_linear", &pack_linear, "parts"_a, "bias"_a.none(), "num_threads"_a);
+  m.def("pack_vector", &pack_vector, "values"_a);
+
+  nb::class_<KVPool>(m, "KVPool")
+      .def(
+          "__init__",
+          [](KVPool* self, std::vector<int> group_of_layer, std::vector<int64_t> num_blocks,
+             int64_t num_kv_heads, int64_t head_dim, int64_t block_size, bool bf16) {
+            new (self) KVPool(std::move(group_of_layer), std::move(num_blocks), num_kv_heads,
+                              head_dim, block_size, bf16 ? KVType::kBF16 : KVType::kF32);
+          },
+          "group_of_layer"_a, "num_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a,
+          "bf16"_a)
+      .def_prop_ro("num_layers", &KVPool::num_layers);
+
+  nb::class_<Pool>(m, "Pool")
+      .def(nb::init<int, int>(), "num_threads"_a, "num_peers"_a = 0)
+      .def_prop_ro("num_threads", &Pool::num_threads)
+      .def_prop_ro("spin_ns", &Pool::spin_ns)
+      .def("abort", &Pool::abort)
+      .def("close", &Pool::close, nb::call_guard<nb::gil_scoped_release>());
+  m.def("num_usable_cpus", &num_usable_cpus,
+        "CPUs in the affinity mask, or fewer where a cgroup's quota allows fewer.");
+
+  bind_builder(m);
+  bind_program(m);
+
+  m.def("available_isas", [] {
+    std::vector<std::string> names;
+    for (const char* name : available_isas()) names.emplace_back(name);
+    return names;
+  });
+  m.def("selected_isa", &selected_isa);
+  m.def("select_isa", &select_isa, "name"_a.none());
+}
+
+}  // namespace takt

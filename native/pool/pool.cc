@@ -1,0 +1,122 @@
+#include "pool/pool.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "pool/cpus.h"
+#include "pool/futex.h"
+#include "pool/walk.h"
+
+namespace takt {
+namespace {
+
+// A wait inside a step is nearly always for a tile in progress, tens of microseconds at most.
+constexpr int64_t kSpinNs = 200'000;
+// Between steps the engine schedules and the server needs the cores: park soon.
+constexpr int64_t kParkSpinNs = 10'000;
+
+int checked(int num_threads) {
+  if (num_threads < 1 || num_threads > 1024) {
+    throw std::invalid_argument("a pool has 1 to 1024 threads, not " + std::to_string(num_threads));
+  }
+  return num_threads;
+}
+
+}  // namespace
+
+Pool::Pool(int num_threads, int num_peers)
+    : spin_ns_(int64_t{num_threads} * (1 + num_peers) <= num_usable_cpus() ? kSpinNs : 0),
+      announcements_(checked(num_threads)) {
+  for (int t = 1; t < num_threads; ++t) threads_.emplace_back([this, t] { worker(t); });
+}
+
+Pool::~Pool() { close(); }
+
+bool Pool::wait_until_free(uint64_t epoch) {
+  PoolWait wait(wait_state_, spin_ns_);
+  return wait.until([&] { return is_free(epoch); }, -1) == Waited::kReady;
+}
+
+bool Pool::run(Step& step, int first, int end) {
+  if (is_aborted()) return false;
+  step.control().set_end(end);
+  if (threads_.empty()) {
+    announcements_.enter(0, step.control().epoch(), first, false);
+  } else {
+    // A worker reads the region's number before and after these: an old one finds it changed.
+    step_.store(&step, std::memory_order_seq_cst);
+    region_epoch_.store(step.control().epoch(), std::memory_order_seq_cst);
+    region_first_.store(first, std::memory_order_seq_cst);
+    region_.store(++num_regions_, std::memory_order_seq_cst);
+    wake_.fetch_add(1, std::memory_order_seq_cst);
+    if (num_parked_.load(std::memory_order_seq_cst) > 0) futex_wake_all(wake_);
+  }
+  PoolWait wait(wait_state_, spin_ns_);
+  Walk<RealSync, Step, PoolWait> walk(0, step, step.control(), announcements_, wait);
+  const bool done = walk.run(first);
+  region_.store(0, std::memory_order_seq_cst);
+  announcements_.leave(0);
+  return done;
+}
+
+void Pool::worker(int thread) {
+  for (uint64_t done = 0;;) {
+    park(done);
+    if (closing_.load(std::memory_order_acquire)) return;
+    const uint64_t region = region_.load(std::memory_order_seq_cst);
+    if (region == 0 || region == done) continue;
+    join_region(thread, region);
+    done = region;
+  }
+}
+
+bool Pool::has_region(uint64_t done) const {
+  const uint64_t region = region_.load(std::memory_order_seq_cst);
+  return (region != 0 && region != done) || closing_.load(std::memory_order_acquire);
+}
+
+void Pool::park(uint64_t done) {
+  if (spin_ns_ > 0) {
+    const int64_t start = now_ns();
+    for (int turn = 1; turn % 16 != 0 || now_ns() - start < kParkSpinNs; ++turn) {
+      if (has_region(done)) return;
+      spin_pause();
+    }
+  }
+  const uint32_t seen = wake_.load(std::memory_order_seq_cst);
+  num_parked_.fetch_add(1, std::memory_order_seq_cst);
+  if (!has_region(done)) futex_wait(wake_, seen, -1);
+  num_parked_.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Pool::join_region(int thread, uint64_t region) {
+  Step* step = step_.load(std::memory_order_seq_cst);
+  const uint64_t epoch = region_epoch_.load(std::memory_order_seq_cst);
+  const int first = region_first_.load(std::memory_order_seq_cst);
+  announcements_.enter(thread, epoch, first, false);
+  // Only now: the step may have ended, and its memory gone, before the announcement was seen.
+  if (region_.load(std::memory_order_seq_cst) == region) {
+    PoolWait wait(wait_state_, spin_ns_);
+    Walk<RealSync, Step, PoolWait>(thread, *step, step->control(), announcements_, wait).run(first);
+    announcements_.leave(thread);
+    wait.notify();
+  } else {
+    announcements_.leave(thread);
+  }
+}
+
+void Pool::abort() {
+  wait_state_.abort.store(1, std::memory_order_seq_cst);
+  wait_state_.progress.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(wait_state_.progress);
+}
+
+void Pool::close() {
+  closing_.store(true, std::memory_order_seq_cst);
+  wake_.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(wake_);
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+}
+
+}  // namespace takt

@@ -1,0 +1,67 @@
+// Threads that walk a step's instructions together. Thread 0 is whoever calls `run`.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+#include "pool/announcements.h"
+#include "pool/step.h"
+#include "pool/wait.h"
+
+namespace takt {
+
+class Pool {
+ public:
+  // Makes num_threads - 1 threads. Waits spin if the pool and its `num_peers` other pools of equal
+  // size on these CPUs can all run at once, and sleep otherwise.
+  explicit Pool(int num_threads, int num_peers = 0);
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
+
+  int num_threads() const { return announcements_.num_threads(); }
+  int64_t spin_ns() const { return spin_ns_; }
+
+  // A number that no step had before; steps may be told apart by it for ever.
+  uint64_t next_epoch() { return ++epoch_; }
+
+  // No thread can touch anything of the step any more, so its memory may be used again.
+  bool is_free(uint64_t epoch) const { return !announcements_.any_in(epoch); }
+  // Sleeps until is_free; false if aborted.
+  bool wait_until_free(uint64_t epoch);
+
+  // Runs instructions [first, end) of a step whose control was reset with next_epoch(). Threads
+  // that fell behind may still be inside when it returns. False if aborted. One caller at a time.
+  bool run(Step& step, int first, int end);
+
+  // Ends all waits, now and later; every run fails from now on. May be called by any thread.
+  void abort();
+  bool is_aborted() const { return wait_state_.abort.load(std::memory_order_relaxed) != 0; }
+
+  // Joins the threads; no run may be in progress. Later calls do nothing.
+  void close();
+
+ private:
+  void worker(int thread);
+  bool has_region(uint64_t done) const;
+  void park(uint64_t done);
+  void join_region(int thread, uint64_t region);
+
+  const int64_t spin_ns_;
+  Announcements<RealSync> announcements_;
+  WaitState wait_state_;
+  uint64_t epoch_ = 0;
+  uint64_t num_regions_ = 0;
+
+  alignas(64) std::atomic<uint64_t> region_{0};  // 0: none runs
+  std::atomic<Step*> step_{nullptr};             // of the region
+  std::atomic<uint64_t> region_epoch_{0};
+  std::atomic<int32_t> region_first_{0};
+  alignas(64) std::atomic<uint32_t> wake_{0};  // changes when a region begins
+  std::atomic<uint32_t> num_parked_{0};
+  std::atomic<bool> closing_{false};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace takt

@@ -1,0 +1,100 @@
+#include "program/program.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "pool/futex.h"
+#include "program/logits.h"
+
+namespace takt {
+
+Program::Program(std::shared_ptr<Pool> pool, std::unique_ptr<ProgramPlan> plan,
+                 const FieldOffset& output_offset)
+    : pool_(std::move(pool)),
+      plan_(std::move(plan)),
+      header_(output_offset("header")),
+      token_ids_(output_offset("token_ids")),
+      logprobs_(output_offset("logprobs")),
+      ranks_(output_offset("ranks")),
+      top_token_ids_(output_offset("top_token_ids")),
+      top_logprobs_(output_offset("top_logprobs")) {
+  for (auto& context : contexts_) context = std::make_unique<StepContext>(*plan_);
+}
+
+Program::~Program() {
+  for (const auto& context : contexts_) {
+    // An aborted pool's threads leave too, within one tile.
+    while (!pool_->is_free(context->control().epoch())) spin_pause();
+  }
+}
+
+void Program::run(const std::byte* step_input, std::byte* step_output) {
+  begin(step_input);
+  execute(0, num_instructions());
+  end(step_output);
+}
+
+// A context that no thread is in. Nearly always the first, whose memory is in the caches; others
+// serve while a thread that lost its core is still inside.
+StepContext* Program::free_context() {
+  StepContext* oldest = contexts_[0].get();
+  for (const auto& context : contexts_) {
+    if (pool_->is_free(context->control().epoch())) return context.get();
+    if (context->control().epoch() < oldest->control().epoch()) oldest = context.get();
+  }
+  return pool_->wait_until_free(oldest->control().epoch()) ? oldest : nullptr;
+}
+
+void Program::begin(const std::byte* step_input) {
+  if (current_ != nullptr) throw std::logic_error("a step of this program is in progress");
+  start_ns_ = now_ns();
+  StepContext* context = pool_->is_aborted() ? nullptr : free_context();
+  if (context == nullptr) throw std::runtime_error("the thread pool was aborted");
+  context->begin(pool_->next_epoch(), step_input);
+  current_ = context;
+}
+
+void Program::execute(int first, int end) {
+  if (current_ == nullptr) throw std::logic_error("no step of this program is in progress");
+  if (first >= end) return;
+  if (!pool_->run(*current_, first, end)) {
+    current_ = nullptr;
+    throw std::runtime_error("the thread pool was aborted");
+  }
+}
+
+void Program::end(std::byte* step_output) {
+  if (current_ == nullptr) throw std::logic_error("no step of this program is in progress");
+  write_rows(step_output);
+  const int64_t header[8] = {current_->input().step_id(), start_ns_,
+                             now_ns(),                    current_->input().num_rows(),
+                             current_->control().num_redone()};
+  std::memcpy(step_output + header_, header, sizeof header);
+  current_ = nullptr;
+}
+
+void Program::write_rows(std::byte* step_output) const {
+  const int64_t max_top = plan_->limits.max_logprobs;
+  const size_t top_stride = size_t(std::max<int64_t>(max_top, 1)) * 4;
+  for (const int instruction : plan_->samples) {
+    const auto& sample =
+        static_cast<const Sample&>(*plan_->instructions[size_t(instruction)]);
+    for (int i = 0; i < sample.block().num_rows(*current_); ++i) {
+      std::byte* from = sample.result(*current_, instruction, i);
+      const auto* sampled = reinterpret_cast<const SampledRow*>(from);
+      const size_t row = size_t(sample.block().first + i);
+      std::memcpy(step_output + token_ids_ + row * 4, &sampled->token, 4);
+      std::memcpy(step_output + logprobs_ + row * 4, &sampled->logprob, 4);
+      std::memcpy(step_output + ranks_ + row * 4, &sampled->rank, 4);
+      const int num_top = current_->input().row_num_logprobs()[row];
+      if (num_top <= 0) continue;
+      std::memcpy(step_output + top_token_ids_ + row * top_stride, SampledRow::top_tokens(from),
+                  size_t(num_top) * 4);
+      std::memcpy(step_output + top_logprobs_ + row * top_stride,
+                  SampledRow::top_logprobs(from, plan_->limits), size_t(num_top) * 4);
+    }
+  }
+}
+
+}  // namespace takt

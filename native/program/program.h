@@ -1,0 +1,49 @@
+// A finished program: runs steps on a pool.
+#pragma once
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+
+#include "pool/pool.h"
+#include "program/step_context.h"
+
+namespace takt {
+
+class Program {
+ public:
+  Program(std::shared_ptr<Pool> pool, std::unique_ptr<ProgramPlan> plan,
+          const FieldOffset& output_offset);
+  ~Program();
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  int num_instructions() const { return int(plan_->instructions.size()); }
+  size_t arena_bytes() const { return plan_->arena_bytes; }
+
+  // Runs a whole step: fills the StepOutput at `step_output` from the StepInput at `step_input`.
+  // Allocates nothing. Throws std::invalid_argument for an input out of bounds (nothing has run)
+  // and std::runtime_error once the pool was aborted.
+  void run(const std::byte* step_input, std::byte* step_output);
+
+  // The same in pieces, for running operators one by one: begin, then execute every range of
+  // instructions in order, then end.
+  void begin(const std::byte* step_input);
+  void execute(int first, int end);
+  void end(std::byte* step_output);
+
+ private:
+  StepContext* free_context();
+  void write_rows(std::byte* step_output) const;
+
+  static constexpr int kNumContexts = 4;
+
+  std::shared_ptr<Pool> pool_;
+  std::unique_ptr<ProgramPlan> plan_;
+  std::array<std::unique_ptr<StepContext>, kNumContexts> contexts_;
+  StepContext* current_ = nullptr;  // between begin and end
+  int64_t start_ns_ = 0;
+  size_t header_, token_ids_, logprobs_, ranks_, top_token_ids_, top_logprobs_;
+};
+
+}  // namespace takt

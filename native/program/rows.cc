@@ -1,0 +1,175 @@
+#include "program/rows.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/linear.h"
+
+namespace takt {
+namespace {
+
+// Bytes of a staged tile's forms of one output, and where its q8 rows begin.
+struct StagedForms {
+  size_t q8_at;
+  size_t end;
+};
+
+StagedForms staged_forms(const Value& value, const TileGrid& grid, size_t begin) {
+  size_t at = begin;
+  if (value.needs_f32) at += align64(size_t(grid.rows_per_tile * grid.cols_per_tile) * 4);
+  const size_t q8_at = at;
+  if (value.needs_q8) at += size_t(grid.rows_per_tile) * q8_row_bytes(grid.cols_per_tile);
+  return {q8_at, at};
+}
+
+// Where the forms of `value` begin in a staged tile of its producer.
+size_t staged_begin(const ProgramPlan& plan, int value, const TileGrid& grid) {
+  size_t at = 0;
+  const int producer = plan.values[size_t(value)].producer;
+  for (const int output : plan.instructions[size_t(producer)]->outputs) {
+    if (output == value) break;
+    at = staged_forms(plan.values[size_t(output)], grid, at).end;
+  }
+  return at;
+}
+
+// Copies columns [col0, col0 + n) of a whole q8 row from a q8 row of those n columns alone.
+void join_q8(std::byte* row, int64_t width, int64_t col0, const std::byte* part, int64_t n) {
+  const Q8Row to = q8_row_at(row, width), from = q8_row_at(part, n);
+  std::memcpy(const_cast<int8_t*>(to.q) + col0, from.q, size_t(n));
+  std::memcpy(const_cast<float*>(to.scale) + col0 / kGroup, from.scale, size_t(n / kGroup) * 4);
+  std::memcpy(const_cast<int16_t*>(to.sum) + col0 / kHalfGroup, from.sum,
+              size_t(n / kHalfGroup) * 2);
+}
+
+// As join_q8, but the part lies inside another whole row.
+void join_q8_columns(std::byte* row, const std::byte* source, int64_t width, int64_t col0,
+                     int64_t n) {
+  const Q8Row to = q8_row_at(row, width), from = q8_row_at(source, width);
+  std::memcpy(const_cast<int8_t*>(to.q) + col0, from.q + col0, size_t(n));
+  std::memcpy(const_cast<float*>(to.scale) + col0 / kGroup, from.scale + col0 / kGroup,
+              size_t(n / kGroup) * 4);
+  std::memcpy(const_cast<int16_t*>(to.sum) + col0 / kHalfGroup, from.sum + col0 / kHalfGroup,
+              size_t(n / kHalfGroup) * 2);
+}
+
+}  // namespace
+
+size_t staged_value_bytes(const ProgramPlan& plan, const std::vector<int>& outputs,
+                          const TileGrid& grid) {
+  size_t bytes = 0;
+  for (const int output : outputs) {
+    bytes = staged_forms(plan.values[size_t(output)], grid, bytes).end;
+  }
+  return bytes;
+}
+
+RowSource::RowSource(const StepContext& step, int value)
+    : step_(step),
+      grid_(step.grid(step.plan().values[size_t(value)].producer)),
+      producer_(step.plan().values[size_t(value)].producer),
+      width_(step.plan().values[size_t(value)].width) {
+  const Value& v = step.plan().values[size_t(value)];
+  if (v.needs_f32) f32_place_ = step.at_place(v.f32_place);
+  if (v.needs_q8) q8_place_ = step.at_place(v.q8_place);
+  f32_staged_ = staged_begin(step.plan(), value, grid_);
+  q8_staged_ = staged_forms(v, grid_, f32_staged_).q8_at;
+}
+
+const std::byte* RowSource::result(int row_tile, int col_tile) const {
+  return step_.result(producer_, col_tile * grid_.row_tiles() + row_tile);
+}
+
+bool RowSource::all_in_place(int row_tile, int col_tile0, int col_tile1) const {
+  for (int c = col_tile0; c < col_tile1; ++c) {
+    if (result(row_tile, c) != step_.arena()) return false;
+  }
+  return true;
+}
+
+const float* RowSource::f32(int row, int64_t col0, int64_t col1, float* gathered) const {
+  const int row_tile = row / grid_.rows_per_tile;
+  const int first = int(col0 / grid_.cols_per_tile);
+  const int last = int((col1 - 1) / grid_.cols_per_tile) + 1;
+  const float* in_place = reinterpret_cast<const float*>(f32_place_) + row * width_;
+  if (all_in_place(row_tile, first, last)) return in_place + col0;
+  for (int c = first; c < last; ++c) {
+    const TileRange range = tile_range(grid_, c * grid_.row_tiles() + row_tile);
+    const int64_t from = std::max(col0, range.col0), to = std::min(col1, range.col1);
+    const std::byte* where = result(row_tile, c);
+    const float* part =
+        where == step_.arena()
+            ? in_place + from
+            : reinterpret_cast<const float*>(where + f32_staged_) +
+                  (row - range.row0) * range.num_cols() + (from - range.col0);
+    if (last - first == 1) return part;
+    std::memcpy(gathered + (from - col0), part, size_t(to - from) * 4);
+  }
+  return gathered;
+}
+
+Q8Row RowSource::q8(int row, std::byte* gathered) const {
+  const int row_tile = row / grid_.rows_per_tile;
+  const int col_tiles = grid_.col_tiles();
+  const std::byte* in_place = q8_place_ + size_t(row) * q8_row_bytes(width_);
+  if (all_in_place(row_tile, 0, col_tiles)) return q8_row_at(in_place, width_);
+  for (int c = 0; c < col_tiles; ++c) {
+    const TileRange range = tile_range(grid_, c * grid_.row_tiles() + row_tile);
+    const std::byte* where = result(row_tile, c);
+    if (where == step_.arena()) {
+      join_q8_columns(gathered, in_place, width_, range.col0, range.num_cols());
+      continue;
+    }
+    const std::byte* part =
+        where + q8_staged_ + size_t(row - range.row0) * q8_row_bytes(range.num_cols());
+    if (col_tiles == 1) return q8_row_at(part, width_);
+    join_q8(gathered, width_, range.col0, part, range.num_cols());
+  }
+  return q8_row_at(gathered, width_);
+}
+
+RowTarget::RowTarget(TileRun& tile, int value, const TileRange& range)
+    : range_(range),
+      width_(tile.step.plan().values[size_t(value)].width),
+      needs_q8_(tile.step.plan().values[size_t(value)].needs_q8) {
+  const StepContext& step = tile.step;
+  const Value& v = step.plan().values[size_t(value)];
+  const int64_t cols = range.num_cols();
+  const bool staged = tile.where != step.arena();
+  size_t f32_at = 0, q8_at = 0;
+  if (staged) {
+    const TileGrid& grid = step.grid(tile.instruction);
+    f32_at = staged_begin(step.plan(), value, grid);
+    q8_at = staged_forms(v, grid, f32_at).q8_at;
+  }
+  f32_stride_ = v.needs_f32 && !staged ? width_ : cols;
+  if (!v.needs_f32) {
+    f32_ = tile.scratch.take<float>(range.num_rows() * cols);
+  } else if (staged) {
+    f32_ = reinterpret_cast<float*>(tile.where + f32_at);
+  } else {
+    f32_ = reinterpret_cast<float*>(step.at_place(v.f32_place)) + range.row0 * width_ + range.col0;
+  }
+  if (!needs_q8_) return;
+  q8_stride_ = q8_row_bytes(staged ? cols : width_);
+  q8_ = staged ? tile.where + q8_at
+               : step.at_place(v.q8_place) + size_t(range.row0) * q8_stride_;
+  if (!staged && cols != width_) q8_part_ = tile.scratch.take<std::byte>(int64_t(q8_row_bytes(cols)));
+}
+
+void RowTarget::finish(int row) const {
+  if (!needs_q8_) return;
+  std::byte* q8_row = q8_ + size_t(row - range_.row0) * q8_stride_;
+  if (q8_part_ == nullptr) {
+    quantize_row(f32(row), range_.num_cols(), q8_row);
+    return;
+  }
+  quantize_row(f32(row), range_.num_cols(), q8_part_);
+  join_q8(q8_row, width_, range_.col0, q8_part_, range_.num_cols());
+}
+
+size_t RowTarget::scratch_bytes(int64_t rows, int64_t cols) {
+  return Scratch::bytes<float>(rows * cols) + align64(q8_row_bytes(cols));
+}
+
+}  // namespace takt

@@ -1,0 +1,90 @@
+// All that one step in flight owns: its input, its arena, its claims and results.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pool/step.h"
+#include "program/attention_work.h"
+#include "program/instruction.h"
+#include "program/kv_pool.h"
+#include "program/memory.h"
+#include "program/step_input.h"
+#include "program/value.h"
+
+namespace takt {
+
+// What is fixed once a program is finished; shared by its step contexts.
+struct ProgramPlan {
+  StepLimits limits;
+  StepBounds bounds;
+  FieldOffset input_offset;
+  int num_threads;
+  int max_few_rows;  // steps with at most so many tokens and rows use the layout kFewRows
+  std::vector<std::unique_ptr<Instruction>> instructions;
+  std::vector<Value> values;
+  std::vector<Place> places;
+  std::vector<int> reuse_barriers[kNumLayouts];
+  std::vector<AttentionShape> attention_shapes;
+  std::vector<int32_t> max_tiles;
+  size_t arena_bytes;
+  std::vector<int> samples;     // instructions of type Sample
+  std::shared_ptr<const KVPool> kv;
+  size_t scratch_bytes;  // of each thread
+  std::vector<Memory> scratch;
+};
+
+class StepContext final : public Step {
+ public:
+  explicit StepContext(const ProgramPlan& plan);
+
+  // Begins a step: copies the input, cuts tiles, clears claims. No thread may be in this context.
+  // Throws std::invalid_argument if the input is out of bounds; the context is then unused.
+  void begin(uint64_t epoch, const std::byte* step_input);
+
+  const ProgramPlan& plan() const { return plan_; }
+  const StepInput& input() const { return input_; }
+  const TileGrid& grid(int instruction) const { return grids_[size_t(instruction)]; }
+  const AttentionWork& attention(int shape) const { return attention_[size_t(shape)]; }
+  std::byte* arena() const { return arena_.data(); }
+  std::byte* at_place(int place) const {
+    return arena_.data() + plan_.places[size_t(place)].at[layout_];
+  }
+  std::byte* result(int instruction, int tile) const { return control_.result(instruction, tile); }
+
+  int reuse_barrier(int instruction) const override {
+    return plan_.reuse_barriers[layout_][size_t(instruction)];
+  }
+  bool writes_kv(int instruction) const override {
+    return plan_.instructions[size_t(instruction)]->writes_kv();
+  }
+  std::byte* place(int) const override { return arena_.data(); }
+  std::byte* stage(int thread, int instruction, int tile) override;
+  void unstage(int thread) override;
+  void run(int thread, int instruction, int tile, std::byte* where) override;
+  int64_t redo_after_ns(int instruction) const override;
+  StepControl<RealSync>& control() override { return control_; }
+  const StepControl<RealSync>& control() const { return control_; }
+
+ private:
+  // A thread's private memory for results of tiles it executed again.
+  struct alignas(64) Staging {
+    size_t used = 0;
+    size_t last = 0;  // where `stage` last began
+  };
+
+  const ProgramPlan& plan_;
+  StepInput input_;
+  ArenaLayout layout_ = kManyRows;
+  std::vector<AttentionWork> attention_;
+  std::vector<TileGrid> grids_;
+  std::vector<int32_t> num_tiles_;
+  StepControl<RealSync> control_;
+  Memory arena_;
+  Memory staging_memory_;
+  std::vector<Staging> staging_;
+};
+
+}  // namespace takt

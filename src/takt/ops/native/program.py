@@ -1,0 +1,134 @@
+"""Programs on the native runtime: replayed whole, or operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from takt import _native
+from takt.errors import EngineDeadError, InvariantError
+from takt.types.step import StepInput, StepLimits, StepOutput, input_layout, output_layout
+
+Emit = Callable[[_native.ProgramBuilder], Any]
+"""Adds one operator's instructions and returns the numbers of its values."""
+
+
+class Recorder(Protocol):
+    """What becomes of an operator's call inside `forward`."""
+
+    def call(self, key: tuple[Any, ...], emit: Emit) -> Any:
+        """`key` names the operator and its operands; returns the numbers of its values."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The instructions [first, end) that one operator's call became."""
+
+    key: tuple[Any, ...]
+    first: int
+    end: int
+    result: Any
+
+
+class Capture:
+    """Builds a program; each call becomes instructions."""
+
+    def __init__(self, builder: _native.ProgramBuilder) -> None:
+        self.builder = builder
+        self.spans: list[Span] = []
+
+    def call(self, key: tuple[Any, ...], emit: Emit) -> Any:
+        first = self.builder.num_instructions
+        try:
+            result = emit(self.builder)
+        except ValueError as error:
+            raise InvariantError(f"{key[0]}: {error}") from error
+        self.spans.append(Span(key, first, self.builder.num_instructions, result))
+        return result
+
+
+class NativeProgram:
+    """Replays all instructions of a step with one call; see `takt.ops.base.Program`.
+
+    `run` raises `InvariantError` for an input outside of the program's limits (nothing has run
+    then) and `EngineDeadError` once the thread pool was aborted.
+    """
+
+    def __init__(self, pool: _native.Pool, builder: _native.ProgramBuilder, limits: StepLimits):
+        self._program = _native.Program(
+            pool, builder, input_layout(limits).offsets(), output_layout(limits).offsets()
+        )
+        self._limits = limits
+
+    @property
+    def num_instructions(self) -> int:
+        return self._program.num_instructions
+
+    @property
+    def arena_bytes(self) -> int:
+        """Size of one step's intermediates; up to four exist, and cost memory once touched."""
+        return self._program.arena_bytes
+
+    def run(self, step: StepInput, output: StepOutput) -> None:
+        try:
+            self._program.run(step.buffer.ctypes.data, output.buffer.ctypes.data)
+        except ValueError as error:
+            raise InvariantError(str(error)) from error
+        except RuntimeError as error:
+            raise EngineDeadError(str(error)) from error
+
+
+class EagerProgram:
+    """Calls `forward` at each step; each operator runs its own instructions at once.
+
+    The instructions, and so the results, are those of the captured program.
+    """
+
+    def __init__(
+        self,
+        pool: _native.Pool,
+        capture: Capture,
+        limits: StepLimits,
+        forward: Callable[[], None],
+        recording: Callable[[Recorder, Callable[[], None]], None],
+    ) -> None:
+        """`recording(recorder, forward)` calls `forward` with its operators sent to `recorder`."""
+        self._program = _native.Program(
+            pool, capture.builder, input_layout(limits).offsets(), output_layout(limits).offsets()
+        )
+        self._spans = capture.spans
+        self._forward = forward
+        self._recording = recording
+
+    def run(self, step: StepInput, output: StepOutput) -> None:
+        try:
+            self._program.begin(step.buffer.ctypes.data)
+            self._program.execute(0, self._spans[0].first)
+            self._recording(_Replay(self._program, self._spans), self._forward)
+            self._program.end(output.buffer.ctypes.data)
+        except ValueError as error:
+            raise InvariantError(str(error)) from error
+        except RuntimeError as error:
+            raise EngineDeadError(str(error)) from error
+
+
+class _Replay:
+    """Executes each call's instructions, provided it is the call that was captured."""
+
+    def __init__(self, program: _native.Program, spans: list[Span]) -> None:
+        self._program = program
+        self._spans = spans
+        self._next = 0
+
+    def call(self, key: tuple[Any, ...], emit: Emit) -> Any:
+        if self._next == len(self._spans) or self._spans[self._next].key != key:
+            raise InvariantError(
+                f"operator {self._next} of this step is {key[0]}, not what was captured: forward "
+                "must make the same calls each time"
+            )
+        span = self._spans[self._next]
+        self._next += 1
+        self._program.execute(span.first, span.end)
+        return span.result
