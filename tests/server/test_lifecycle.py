@@ -3,69 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
+import psutil
 import pytest
+from served_process import ServedProcess, served_process, wait_for_status
 
 SCRIPT = Path(__file__).with_name("fake_serve.py")
 LONG = {"prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True}
 
 
-class Served:
-    def __init__(self, behaviour: str, **options: object) -> None:
-        options.setdefault("port", 0)
-        arguments = [f"{name}={value}" for name, value in options.items()]
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), behaviour, *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        self.lines: list[str] = []
-
-    def read_until(self, pattern: str) -> re.Match[str]:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line)
-            if found := re.search(pattern, line):
-                return found
-        raise AssertionError(f"{pattern} not in {self.lines}")
-
-    def url(self) -> str:
-        return self.read_until(r"Serving on (\S+?)\. ").group(1)
-
-    def end(self) -> int:
-        """The exit code; the rest of stderr is in `lines`."""
-        _, rest = self.process.communicate(timeout=30)
-        self.lines += rest.splitlines(keepends=True)
-        return self.process.returncode
-
-
 @contextmanager
-def served(behaviour: str = "fake", **options: object) -> Iterator[Served]:
-    server = Served(behaviour, **options)
-    try:
+def served(behaviour: str = "fake", **options: object) -> Iterator[ServedProcess]:
+    options.setdefault("port", 0)
+    arguments = [f"{name}={value}" for name, value in options.items()]
+    with served_process(str(SCRIPT), behaviour, *arguments) as server:
         yield server
-    finally:
-        if server.process.poll() is None:
-            server.process.kill()
-        server.process.communicate()
-
-
-def events(response: httpx.Response) -> list[Any]:
-    texts = [line.removeprefix("data: ") for line in response.iter_lines() if line]
-    return [text if text == "[DONE]" else json.loads(text) for text in texts]
 
 
 def test_announces_itself_serves_and_stops_with_zero() -> None:
@@ -116,19 +75,30 @@ def test_what_still_runs_when_the_drain_ends_gets_an_error_event(by_signal: bool
 
 
 def test_engine_death_is_an_error_event_and_then_service_returns() -> None:
-    with served("fake:die-after=5") as server:
+    with served("fake:sleep=10") as server:
         url = server.url()
         with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
-            *tokens, error, done = events(response)
-        assert len(tokens) >= 1
-        assert "engine died" in error["error"]["message"]
-        assert done == "[DONE]"
+            lines = response.iter_lines()
+            next(lines)
+            kill_engine(server)
+            *_, error, done = [line for line in lines if line]
+        assert "engine died" in json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert done == "data: [DONE]"
         wait_for_status(f"{url}/health", 200)
         again = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
         assert again.status_code == 200
         assert re.search(r"takt_engine_restarts_total\{.*\} 1\.0", httpx.get(f"{url}/metrics").text)
         server.process.send_signal(signal.SIGINT)
         assert server.end() == 0
+
+
+def kill_engine(server: ServedProcess) -> None:
+    (engine,) = (
+        child
+        for child in psutil.Process(server.process.pid).children()
+        if any("fake_engine_process" in word for word in child.cmdline())
+    )
+    engine.kill()
 
 
 def test_three_deaths_in_a_row_end_the_server_with_one_line() -> None:
@@ -139,7 +109,7 @@ def test_three_deaths_in_a_row_end_the_server_with_one_line() -> None:
             answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=30)
             assert answer.status_code == 503
         assert server.end() == 1
-        assert last_line(server).startswith("takt: the engine died 3 times in a row")
+        assert server.last_line.startswith("takt: the engine died 3 times in a row")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +127,7 @@ def test_what_cannot_start_says_why_in_one_line(
 ) -> None:
     with served(behaviour, **options) as server:
         assert server.end() == code
-        assert last_line(server).startswith(line)
+        assert server.last_line.startswith(line)
         assert not any("Traceback" in text for text in server.lines)
 
 
@@ -179,18 +149,7 @@ def test_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
             assert http.get("/health").status_code == 200
         with served(uds=path) as second:
             assert second.end() == 1
-            assert "another server" in last_line(second)
+            assert "another server" in second.last_line
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
     assert not path.exists()
-
-
-def last_line(server: Served) -> str:
-    return server.lines[-1].rstrip()
-
-
-def wait_for_status(url: str, status: int, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while httpx.get(url, timeout=5).status_code != status:
-        assert time.monotonic() < end, f"{url} never gave {status}"
-        time.sleep(0.02)
