@@ -361,6 +361,40 @@ def test_windows_need_less_of_their_pool() -> None:
     check_texts(runner)
 
 
+def test_texts_of_all_choices_are_found_again() -> None:
+    runner = ScheduleRunner()
+    runner.add(make_request("a", prompt(6), 16, n=3))
+    runner.drain()
+    texts = [prompt(6) + runner.text("a", choice) for choice in range(3)]
+    assert len({tuple(text[6:12]) for text in texts}) == 3
+    for choice, text in enumerate(texts):
+        runner.add(make_request(f"again{choice}", text, 1))
+        runner.drain()
+        # All but the last token were computed: 21 tokens, 5 blocks.
+        assert runner.finished[f"again{choice}", 0].request.num_cached_tokens == 20
+
+
+def test_forks_pass_the_window_with_their_parent() -> None:
+    runner = ScheduleRunner(windows=(None, 6), max_num_batched_tokens=30, max_steps_in_flight=2)
+    runner.add(make_request("a", prompt(30), 4, n=2))
+    (item,) = runner.step().scheduled
+    own, fork = (runner.kv.block_table(one, 1).tolist() for one in (item.request, *item.forks))
+    assert own == fork
+    assert own[:6] == [-1] * 6, "the token at 30 sees from 25 on"
+
+
+def test_windows_of_steps_in_flight_are_reserved() -> None:
+    # Steps of 4 tokens, 3 in flight: a window of 5 may hold ceil((4 + 12 + 3 - 1) / 4) + 1 blocks.
+    options = {"windows": (5,), "max_num_batched_tokens": 4, "max_steps_in_flight": 3}
+    runner = ScheduleRunner(num_blocks=5, **options)
+    with pytest.raises(InvalidRequestError, match="need 6 KV blocks"):
+        runner.add(make_request("a", prompt(40), 9))
+    runner = ScheduleRunner(num_blocks=6, **options)
+    runner.add(make_request("a", prompt(40), 9), make_request("b", prompt(40, 3), 9))
+    runner.drain()
+    check_texts(runner)
+
+
 def test_the_fake_model_depends_on_all_that_it_may() -> None:
     request = make_request("a", [1, 2, 3], 20)
     text, _ = solo_text(request)

@@ -95,6 +95,8 @@ def test_choices_share_one_prompt() -> None:
     third = runner.step()
     assert shares(third) == ["a.0:6-7*", "a.1:6-7*", "a.2:6-7*"]
     assert len(third.block_copies) == 2, "the last sharer keeps the partial block"
+    assert len({copy.destination for copy in third.block_copies}) == 2
+    assert len({copy.source for copy in third.block_copies}) == 1
     check_texts(runner)
     assert sorted(runner.finished) == [("a", 0), ("a", 1), ("a", 2)]
 

@@ -325,7 +325,6 @@ class Scheduler(ABC):
         self._num_seats_taken -= 1 + len(request.pending_choices)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
-        request.num_slots = 0
         request.num_preemptions += 1
         self.num_preemptions += 1
         self._retirement.retire(request)
