@@ -1,18 +1,21 @@
 """`takt serve` around the fake engine process: all of the server's life, and no model.
 
-Arguments: the fake engine's behaviour (see fake_engine_process.py), then options as NAME=VALUE.
+Arguments: the fake engine's behaviour (see fake_engine_process.py) or `fake:load-forever`, then
+options as NAME=VALUE.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import threading
 from pathlib import Path
 
 from server_fakes import CHATML, ByteTokenizer
 
 from takt.config import EngineConfig, ModelConfigOptions, ServerOptions
 from takt.engine.proc_client import ProcessEngineClient
+from takt.server import loading
 from takt.server import serve as serving
 from takt.server.chat import ChatRenderer
 from takt.server.chat_template import load_chat_template
@@ -28,7 +31,12 @@ class WideTokenizer(ByteTokenizer):
         return b" w%d" % token_id
 
 
-async def load_text_side(engine: object, server: ServerOptions, on_progress: object) -> TextSide:
+async def load_text_side(
+    engine: EngineConfig, server: ServerOptions, on_progress: object
+) -> TextSide:
+    if engine.model.model == "fake:load-forever":
+        sys.stderr.write("loading starts\n")
+        await loading.in_daemon_thread(threading.Event().wait)
     template = load_chat_template(server.chat_template, CHATML, "fake")
     tokenizer = WideTokenizer()
     return TextSide(tokenizer, ChatRenderer(tokenizer, template), max_token_chars=12)

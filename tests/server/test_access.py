@@ -108,6 +108,20 @@ def samples(http: httpx.Client) -> Callable[[str], float]:
     return sample
 
 
+def test_fault_of_ours_is_500_and_keeps_its_text(
+    http: httpx.Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.refusal = ZeroDivisionError("a secret")
+    for stream in (False, True):
+        response = http.post("/v1/completions", json={"prompt": "a", "stream": stream})
+        assert response.status_code == 500
+        assert response.json()["error"]["type"] == "server_error"
+        assert "secret" not in response.text
+    assert "a secret" in caplog.text
+    engine.refusal = None
+    assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+
+
 def test_metrics_count_tokens_gaps_and_ends() -> None:
     engine = FakeEngine(fixed_reply("abcd"))
     with FakeServer(engine) as server, httpx.Client(base_url=server.url) as http:

@@ -38,6 +38,22 @@ def test_announces_itself_serves_and_stops_with_zero() -> None:
         assert server.end() == 0
 
 
+def test_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAKT_API_KEY", "secret")
+    with served() as server:
+        url = server.url()
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
+
+
+def test_signal_while_the_model_loads_stops_at_once() -> None:
+    with served("fake:load-forever") as server:
+        server.read_until("loading starts")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+
+
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
     with served("fake:sleep=10") as server:
         url = server.url()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, cast
 
 from takt.config import EngineConfig, ServerOptions
 from takt.engine.proc_client import ProcessEngineClient
@@ -18,6 +21,7 @@ from takt.server.chat import ChatRenderer
 from takt.server.chat_template import load_chat_template
 from takt.server.state import ServedModel, longest_token_chars
 
+ResultT = TypeVar("ResultT")
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -52,7 +56,33 @@ async def load_text_side(
             tokenizer, ChatRenderer(tokenizer, template), longest_token_chars(tokenizer)
         )
 
-    return await asyncio.to_thread(load)
+    return await in_daemon_thread(load)
+
+
+async def in_daemon_thread(work: Callable[[], ResultT]) -> ResultT:
+    """Unlike a pool's thread, it does not keep a stopped program waiting for a download."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[ResultT] = loop.create_future()
+
+    def settle(result: ResultT | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(cast(ResultT, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="takt-load", daemon=True).start()
+    return await future
 
 
 def served_model(
