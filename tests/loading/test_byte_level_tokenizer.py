@@ -16,7 +16,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from takt.errors import InvalidRequestError, ModelError, UnsupportedModelError
 from takt.loading.base import Tokenizer
+from takt.loading.checkpoint import open_checkpoint
 from takt.loading.pre_tokenizers import PRE_TOKENIZERS
+from takt.loading.tokenizer import load_eos_token_ids
 
 MARKERS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -94,6 +96,7 @@ def test_any_text_comes_back_byte_for_byte(
 ) -> None:
     ids = tokenizer.encode(text, parse_special=False, add_bos=False)
     assert b"".join(map(tokenizer.token_bytes, ids)) == text.encode()
+    ids = tokenizer.encode(text, parse_special=True, add_bos=False)
     assert ids == reference.encode(text, add_special_tokens=False).ids
 
 
@@ -146,13 +149,36 @@ def test_ends_are_the_named_ones_and_those_the_template_writes(
 ) -> None:
     def ends(**changes: Any) -> frozenset[int]:
         fields = gguf_fields(reference, "smollm", **changes)
-        return read_tokenizer(tmp_path / "m.gguf", fields).eos_token_ids
+        found = read_tokenizer(tmp_path / "m.gguf", fields).eos_token_ids
+        assert load_eos_token_ids(open_checkpoint(tmp_path / "m.gguf")) == found
+        return found
 
     plain = {"tokenizer.chat_template": None}
     assert ends(eos_token_id=1) == {0, 1, 2}
     assert ends(eos_token_id=1, **plain) == {0, 1}
     assert ends(eos_token_id=1, eot_token_id=2, **plain) == {0, 1, 2}
     assert ends(eos_token_id=None, **plain) == {0}
+
+
+def test_an_end_token_that_is_ordinary_text_stays_text(
+    reference: tokenizers.Tokenizer, tmp_path: Path
+) -> None:
+    newline = reference.token_to_id("\u010a")
+    fields = gguf_fields(reference, "smollm", eos_token_id=newline)
+    tokenizer = read_tokenizer(tmp_path / "m.gguf", fields)
+    assert newline in tokenizer.eos_token_ids
+    assert newline not in tokenizer.special_token_ids
+    assert tokenizer.encode("\n", parse_special=False, add_bos=False) == [newline]
+
+
+def test_an_end_token_of_the_wrong_type_is_a_marker_still(
+    reference: tokenizers.Tokenizer, tmp_path: Path
+) -> None:
+    fields = gguf_fields(reference, "smollm", token_type=None)
+    tokenizer = read_tokenizer(tmp_path / "m.gguf", fields)
+    assert tokenizer.special_tokens() == {"<|im_start|>": 1, "<|im_end|>": 2}
+    assert tokenizer.encode("<|im_end|>", parse_special=True, add_bos=False) == [2]
+    assert 2 not in tokenizer.encode("<|im_end|>", parse_special=False, add_bos=False)
 
 
 def test_the_end_token_is_the_one_the_file_names(

@@ -245,6 +245,13 @@ def test_a_known_but_unsupported_storage_type_says_so(tmp_path: Path) -> None:
         opened(tmp_path, with_tensor(type_id=23).build())
 
 
+def test_one_file_of_a_split_model_says_so(tmp_path: Path) -> None:
+    file = small_file()
+    file.keys.append(("split.count", g.scalar("u16", 3)))
+    with pytest.raises(UnsupportedModelError, match=r"split\.count.*3 files"):
+        opened(tmp_path, file.build())
+
+
 @pytest.mark.parametrize("count", [2**22 + 1, 2**31, 2**63])
 def test_huge_counts_cost_no_memory(tmp_path: Path, count: int) -> None:
     """The file is sparse and has room for the count: only the limit stands in the way."""

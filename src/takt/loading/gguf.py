@@ -119,6 +119,7 @@ class _Header:
         num_keys = self._count("metadata count", _MAX_KEYS, _MIN_KEY_BYTES)
         self.metadata = self._read_metadata(num_keys)
         alignment = self._alignment()
+        self._refuse_split()
         tensors = self._read_tensor_infos(num_tensors, alignment)
         start = -(-self._cursor.offset // alignment) * alignment
         self.places = self._place(tensors, start)
@@ -190,6 +191,14 @@ class _Header:
                 "general.alignment", f"is {alignment!r}, not a power of two of 8..{_MAX_ALIGNMENT}"
             )
         return int(alignment)
+
+    def _refuse_split(self) -> None:
+        num_files = self.metadata.get("split.count", 1)
+        if num_files not in (0, 1):
+            raise UnsupportedModelError(
+                f"{self._file.path}: split.count: the model is split over {num_files} files; merge "
+                "them into one"
+            )
 
     def _read_tensor_infos(self, num_tensors: int, alignment: int) -> list[TensorPlace]:
         """Places relative to the start of the weights."""

@@ -37,8 +37,11 @@ def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice!r} comes twice in one object")
-    return value
+    if len(value) == len(pairs):
+        return value
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            break
+        seen.add(name)
+    raise ValueError(f"the name {name!r} comes twice in one object")

@@ -77,7 +77,11 @@ class ModelTokenizer:
         self.chat_template = spec.chat_template
 
     def encode(self, text: str, *, parse_special: bool, add_bos: bool) -> list[int]:
-        """Raises `InvalidRequestError` for text that is not valid Unicode (lone surrogates)."""
+        """Raises `InvalidRequestError` for text that is not valid Unicode (lone surrogates).
+
+        A byte that the vocabulary has no token for is left out, as by the model's own tokenizer:
+        SmolLM2's lacks six control characters and the unassigned planes.
+        """
         pipeline = self._marked if parse_special else self._plain
         try:
             ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids

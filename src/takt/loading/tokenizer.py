@@ -6,7 +6,7 @@ from pathlib import Path
 
 from takt.errors import ModelError, UnsupportedModelError
 from takt.loading.base import Checkpoint, Tokenizer
-from takt.loading.tokenizer_gguf import gguf_tokenizer
+from takt.loading.tokenizer_gguf import gguf_stop_ids, gguf_tokenizer
 from takt.loading.tokenizer_json import json_tokenizer
 
 
@@ -31,6 +31,13 @@ def load_tokenizer(checkpoint: Checkpoint, override: str | None = None) -> Token
             )
         raise ModelError(f"{file}: no such file; --tokenizer takes the path of another")
     return json_tokenizer(file, metadata)
+
+
+def load_eos_token_ids(checkpoint: Checkpoint, override: str | None = None) -> frozenset[int]:
+    """`load_tokenizer(...).eos_token_ids`, without making the tokenizer where that can be."""
+    if checkpoint.format == "gguf" and override is None:
+        return gguf_stop_ids(checkpoint.path, checkpoint.metadata)
+    return load_tokenizer(checkpoint, override).eos_token_ids
 
 
 def _config(checkpoint: Checkpoint) -> dict[str, object]:

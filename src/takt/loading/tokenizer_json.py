@@ -14,7 +14,9 @@ from takt.loading.json_file import read_json_object
 from takt.loading.model_tokenizer import ModelTokenizer, Spelling, TokenizerSpec, spelling_of
 from takt.loading.stop_tokens import stop_token_ids
 
-_MAX_TOKENIZER_BYTES = 512 << 20
+_MAX_TOKENIZER_BYTES = 128 << 20
+"""Gemma's, the largest known, has 33 MB."""
+
 _MAX_TEMPLATE_BYTES = 1 << 20
 
 
