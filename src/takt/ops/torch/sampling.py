@@ -120,9 +120,18 @@ def report(
     output["logprobs"][row] = logprobs[token]
     output["ranks"][row] = 1 + before
     if num_top > 0:
-        top = np.argsort(-logits, kind="stable")[:num_top]
+        top = best_ids(logits, num_top)
         output["top_token_ids"][row, : len(top)] = top
         output["top_logprobs"][row, : len(top)] = logprobs[top]
+
+
+def best_ids(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """Ids of the `count` highest logits in descending order, ties by ascending id."""
+    count = min(count, len(logits))
+    lowest_kept = np.partition(logits, len(logits) - count)[len(logits) - count]
+    candidates = np.flatnonzero(logits >= lowest_kept)
+    order = np.argsort(-logits[candidates], kind="stable")
+    return candidates[order[:count]]
 
 
 def raw_logprobs(logits: NDArray[np.float32]) -> Floats:
