@@ -7,7 +7,7 @@ import pytest
 from takt.cli.arguments import translate
 from takt.cli.main import known_flags
 from takt.cli.options import SERVER_TABLES, flag_of
-from takt.cli.reference import SAME_AS_VLLM
+from takt.cli.reference import OWN_FLAGS
 from takt.cli.vllm_flags import VLLM_FLAGS, Mapped
 from takt.errors import ConfigError
 
@@ -25,9 +25,9 @@ def test_mapped_flag_becomes_ours() -> None:
 
 
 def test_flag_of_a_missing_feature_is_refused_with_its_name_and_reason() -> None:
-    with pytest.raises(ConfigError, match="--tensor-parallel-size.*parallel"):
+    with pytest.raises(ConfigError, match=r"--tensor-parallel-size.*parallel"):
         translate(["--tensor-parallel-size", "2"], SERVE)
-    with pytest.raises(ConfigError, match="--trust-remote-code.*remote code is never run"):
+    with pytest.raises(ConfigError, match=r"--trust-remote-code.*remote code is never run"):
         translate(["--trust-remote-code"], SERVE)
 
 
@@ -62,4 +62,4 @@ def test_every_mapped_flag_leads_to_one_of_ours() -> None:
 def test_no_flag_is_both_ours_and_refused() -> None:
     ours = {flag_of(f.name) for table in SERVER_TABLES for f in dataclasses.fields(table)}
     assert not ours & set(VLLM_FLAGS)
-    assert ours >= SAME_AS_VLLM
+    assert ours >= OWN_FLAGS

@@ -40,7 +40,9 @@ def translate(arguments: Sequence[str], known: frozenset[str]) -> list[str]:
             if not equals and position < len(arguments):
                 value = arguments[position]
             if value not in disposition.neutral or not value:
-                raise ConfigError(f"{flag} is a flag of vLLM's that is refused: {disposition.reason}")
+                raise ConfigError(
+                    f"{flag} is a flag of vLLM's that is refused: {disposition.reason}"
+                )
             position += 0 if equals else 1
         else:
             raise ConfigError(_unknown(flag, known))

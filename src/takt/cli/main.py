@@ -10,7 +10,13 @@ from rich.console import Console
 
 import takt
 from takt.cli.arguments import translate
-from takt.cli.options import ENGINE_TABLES, SERVER_TABLES, engine_config, server_options, with_options
+from takt.cli.options import (
+    ENGINE_TABLES,
+    SERVER_TABLES,
+    engine_config,
+    server_options,
+    with_options,
+)
 from takt.errors import ConfigError, InvalidRequestError, TaktError
 
 app = typer.Typer(

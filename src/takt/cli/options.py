@@ -19,9 +19,9 @@ from takt.config import (
     ServerOptions,
 )
 
-OptionTable = type[ModelConfigOptions] | type[CacheOptions] | type[SchedulerOptions] | type[
-    ServerOptions
-]
+OptionTable = (
+    type[ModelConfigOptions] | type[CacheOptions] | type[SchedulerOptions] | type[ServerOptions]
+)
 
 ENGINE_TABLES: tuple[OptionTable, ...] = (ModelConfigOptions, CacheOptions, SchedulerOptions)
 SERVER_TABLES: tuple[OptionTable, ...] = (*ENGINE_TABLES, ServerOptions)
@@ -83,7 +83,8 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
 
 
 def server_options(options: dict[str, Any]) -> ServerOptions:
-    return _pick(ServerOptions, options)
+    options_read: ServerOptions = _pick(ServerOptions, options)
+    return options_read
 
 
 def _pick(table: Any, options: dict[str, Any]) -> Any:

@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from takt.cli.options import PANELS, SERVER_TABLES, flag_of, is_switch
 from takt.cli.vllm_flags import VLLM_FLAGS, Mapped, Refused
-from takt.observe.metrics import describe_metrics
+from takt.observe.metrics import Metrics
 
 GENERATED = "Written by `make reference`; do not edit by hand.\n"
 
@@ -35,7 +37,7 @@ def flags_page() -> str:
 def vllm_page() -> str:
     """Every flag of `vllm serve`: same, mapped or refused."""
     ours = {flag_of(field.name) for table in SERVER_TABLES for field in dataclasses.fields(table)}
-    rows: dict[str, str] = {flag: "same" for flag in ours if flag in SAME_AS_VLLM}
+    rows: dict[str, str] = {flag: "same" for flag in ours - OWN_FLAGS}
     for flag, disposition in VLLM_FLAGS.items():
         if isinstance(disposition, Mapped):
             rows[flag] = f"mapped to `{disposition.flag}`"
@@ -47,31 +49,42 @@ def vllm_page() -> str:
                 rows[flag] += f" (accepted with {' or '.join(disposition.neutral)})"
     lines = ["# Flags of `vllm serve` 0.32", "", GENERATED, "| flag | here |", "|---|---|"]
     lines += [f"| `{flag}` | {_cell(rows[flag])} |" for flag in sorted(rows)]
-    own = sorted(ours - SAME_AS_VLLM)
+    own = sorted(OWN_FLAGS)
     lines += ["", "Flags of our own: " + ", ".join(f"`{flag}`" for flag in own) + ".", ""]
     return "\n".join(lines)
 
 
 def metrics_page() -> str:
+    """Every metric that a fresh server exposes."""
+    registry = CollectorRegistry()
+    Metrics(registry, "model")
     lines = ["# Metrics", "", GENERATED, "| name | type | labels | meaning |", "|---|---|---|---|"]
-    for metric in describe_metrics():
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
-        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {_cell(metric.help)} |")
+    for family in sorted(registry.collect(), key=lambda family: family.name):
+        names = {label for sample in family.samples for label in sample.labels} - {"le"}
+        labels = ", ".join(f"`{label}`" for label in sorted(names))
+        name = family.name + ("_total" if family.type == "counter" else "")
+        lines.append(f"| `{name}` | {family.type} | {labels} | {_cell(family.documentation)} |")
     return "\n".join([*lines, ""])
 
 
 PAGES = {"flags.md": flags_page, "vllm_flags.md": vllm_page, "metrics.md": metrics_page}
 
-SAME_AS_VLLM = frozenset(
-    flag_of(name)
-    for name in (
-        "allowed_origins api_key block_size chat_template dtype enable_chunked_prefill "
-        "enable_prefix_caching enable_request_id_headers enforce_eager gpu_memory_utilization "
-        "host kv_cache_dtype kv_cache_memory_bytes load_format log_level max_logprobs "
-        "max_model_len max_num_batched_tokens max_num_seqs model port scheduling_policy "
-        "served_model_name ssl_certfile ssl_keyfile tokenizer uds"
-    ).split()
+OWN_FLAGS = frozenset(
+    {
+        "--allow-unknown-fields",
+        "--backend",
+        "--default-max-tokens",
+        "--disable-access-log",
+        "--drain-timeout-seconds",
+        "--kv-reservation",
+        "--max-engine-deaths",
+        "--max-num-waiting",
+        "--max-request-bytes",
+        "--num-threads",
+        "--stream-buffer-tokens",
+    }
 )
+"""Our flags that vLLM doesn't have; every other one means what it means there."""
 
 
 def main() -> None:
