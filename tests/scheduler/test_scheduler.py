@@ -329,6 +329,47 @@ def test_steps_are_updated_in_order_and_complete() -> None:
         runner.scheduler.update(first[0], [])
 
 
+# -- reservation ------------------------------------------------------------------------------
+def test_cached_blocks_that_nobody_uses_are_no_savings() -> None:
+    runner = ScheduleRunner(num_blocks=6)
+    runner.add(make_request("a", prompt(9), 1))
+    runner.drain()
+    runner.add(make_request("b", prompt(12, 3), 5))
+    runner.step()
+    assert runner.kv.num_used_blocks == 3
+    runner.add(make_request("c", prompt(9), 1))
+    runner.step()
+    # b takes 4 blocks in all; c shares 2 cached ones, but they are 2 of the 2 that are left.
+    assert runner.scheduler.num_waiting_for_capacity == 1
+    runner.drain()
+    assert runner.finished["c", 0].request.num_cached_tokens == 8
+
+
+def test_blocks_that_running_sequences_use_are_counted_once() -> None:
+    runner = ScheduleRunner(num_blocks=5)
+    runner.add(make_request("a", prompt(9), 4))
+    runner.step()
+    runner.add(make_request("b", prompt(9), 4))
+    runner.step()
+    # Each takes 3 blocks, 2 of them the same.
+    assert runner.scheduler.num_running == 2
+    runner.drain()
+    check_texts(runner)
+
+
+def test_decodes_leave_a_running_prompt_its_blocks() -> None:
+    runner = ScheduleRunner(
+        num_blocks=12, kv_reservation="optimistic", max_num_seqs=2, max_num_batched_tokens=4
+    )
+    runner.add(make_request("a", prompt(4), 40))
+    runner.step()
+    runner.add(make_request("b", prompt(36, 3), 4))
+    preempted = [request.request_id for _ in range(12) for request in runner.step().preempted]
+    assert preempted == ["b"], "the last in order gives way before a's third block is taken"
+    runner.drain()
+    check_texts(runner)
+
+
 # -- load -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("reservation", ["full", "optimistic"])
 def test_crowd_of_equal_prompts(reservation: str) -> None:
