@@ -70,8 +70,9 @@ TAKT_INLINE F32x16 to_f32(const I32x16& a) {
   return out;
 }
 
+// Not inlined, so that a vectoriser spends its time on them once and not for each kernel.
 template <int kBits>
-TAKT_INLINE void unpack(const std::byte* from, Bytes64* q) {
+[[gnu::noinline]] void unpack(const std::byte* from, Bytes64* q) {
   if constexpr (kBits == 8) {
     std::memcpy(q, from, 8 * sizeof(Bytes64));
     return;
@@ -104,7 +105,7 @@ TAKT_INLINE void unpack(const std::byte* from, Bytes64* q) {
 }
 
 template <int kBits, int kZero, int kVectors>
-TAKT_INLINE I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
+[[gnu::noinline]] I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
   int32_t correction = 0;
   for (int s = 0; s < kVectors / 4; ++s) correction -= kZero * sum[s];
   I32x16 out;
