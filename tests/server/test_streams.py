@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_fakes import FakeEngine, FakeServer, fixed_reply, refuse
+from server_fakes import FakeEngine, FakeServer, fixed_reply, refuse, seeded_reply
 
 from takt.errors import OverloadedError
 
@@ -239,3 +240,33 @@ def test_reader_that_pauses_gets_everything_in_order() -> None:
     assert lines.pop() == b"data: [DONE]"
     text = "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines)
     assert text == "".join(chr(97 + i % 26) for i in range(tokens))
+
+
+def test_512_streams_at_once_all_complete_and_none_is_mixed_up() -> None:
+    engine = FakeEngine()
+    with FakeServer(engine) as server:
+        texts = asyncio.run(read_streams(server.port, 512))
+    expected = [
+        "".join(map(chr, seeded_reply(request, 0)[:20]))
+        for request in sorted(engine.requests, key=lambda r: r.sampling.seed or 0)
+    ]
+    assert texts == expected
+    assert len(set(texts)) == 512
+
+
+async def read_streams(port: int, count: int) -> list[str]:
+    async def read(seed: int) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        body = json.dumps({"prompt": "a", "stream": True, "max_tokens": 20, "seed": seed}).encode()
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+        )
+        data = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        lines = [line for line in data.split(b"\n") if line.startswith(b"data: ")]
+        assert lines.pop() == b"data: [DONE]"
+        return "".join(json.loads(line[6:])["choices"][0]["text"] for line in lines)
+
+    return await asyncio.gather(*[read(seed) for seed in range(count)])

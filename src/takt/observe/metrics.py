@@ -77,18 +77,25 @@ class Histogram(Collector):
 class _RestartCounter(Collector):
     """A counter that its owner keeps."""
 
-    def __init__(self, labels: dict[str, str], count: Callable[[], int]) -> None:
+    def __init__(self, labels: dict[str, str], registry: CollectorRegistry) -> None:
         self._labels = labels
-        self._count = count
+        self.count: Callable[[], int] = int
+        registry.register(self)
+
+    def describe(self) -> Iterable[Metric]:
+        return [self._family()]
 
     def collect(self) -> Iterable[Metric]:
-        family = CounterMetricFamily(
+        family = self._family()
+        family.add_metric(list(self._labels.values()), self.count())
+        yield family
+
+    def _family(self) -> CounterMetricFamily:
+        return CounterMetricFamily(
             "takt_engine_restarts",
             "Engine processes started in place of a dead one.",
             labels=list(self._labels),
         )
-        family.add_metric(list(self._labels.values()), self._count())
-        yield family
 
 
 class Metrics:
@@ -140,6 +147,7 @@ class Metrics:
         self._redone_tiles = c(
             "redone_tiles", "Tiles computed again for a thread that stood still."
         )
+        self._restarts = _RestartCounter(self._labels, self.registry)
         self._success = Counter(
             "takt_request_success",
             "Choices that ended, by reason.",
@@ -153,6 +161,7 @@ class Metrics:
         g = self._gauge
         self._running = g("num_requests_running", "Sequences in the running batch.")
         self._waiting = g("num_requests_waiting", "Requests that wait.")
+        self._in_flight = g("http_requests_in_flight", "HTTP requests being answered.")
         self._kv_usage = g("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
         by_reason = Gauge(
             "takt_num_requests_waiting_by_reason",
@@ -220,14 +229,12 @@ class Metrics:
             gauge.set(0)
 
     def watch_in_flight(self, count: Callable[[], int]) -> None:
-        """Reports the HTTP requests being answered, read when the metrics are."""
-        self._gauge("http_requests_in_flight", "HTTP requests being answered.").set_function(
-            lambda: float(count())
-        )
+        """Where the number of HTTP requests being answered is read when the metrics are."""
+        self._in_flight.set_function(lambda: float(count()))
 
     def watch_engine_restarts(self, count: Callable[[], int]) -> None:
-        """Reports the engine processes started in place of a dead one, likewise."""
-        self.registry.register(_RestartCounter(self._labels, count))
+        """Likewise for the engine processes started in place of a dead one."""
+        self._restarts.count = count
 
     def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
         return Histogram(f"takt_{name}", documentation, self._labels, buckets, self.registry)

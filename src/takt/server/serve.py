@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -47,6 +48,7 @@ def serve(engine: EngineConfig, server: ServerOptions) -> int:
     try:
         options = _with_environment(server)
         _set_up_logging(options)
+        _allow_connections()
         sys.setswitchinterval(_SWITCH_SECONDS)
         bound = bind_socket(options)
         service = _Service(engine, options, bound, console)
@@ -222,6 +224,13 @@ def _with_environment(options: ServerOptions) -> ServerOptions:
     if not key or options.api_key:
         return options
     return dataclasses.replace(options, api_key=(key,))
+
+
+def _allow_connections() -> None:
+    """Each stream is an open file; the usual soft limit of 1024 would end at that many."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _set_up_logging(options: ServerOptions) -> None:
