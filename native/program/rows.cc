@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/linear.h"
 
@@ -33,24 +34,21 @@ size_t staged_begin(const ProgramPlan& plan, int value, const TileGrid& grid) {
   return at;
 }
 
-// Copies columns [col0, col0 + n) of a whole q8 row from a q8 row of those n columns alone.
-void join_q8(std::byte* row, int64_t width, int64_t col0, const std::byte* part, int64_t n) {
-  const Q8Row to = q8_row_at(row, width), from = q8_row_at(part, n);
-  std::memcpy(const_cast<int8_t*>(to.q) + col0, from.q, size_t(n));
-  std::memcpy(const_cast<float*>(to.scale) + col0 / kGroup, from.scale, size_t(n / kGroup) * 4);
-  std::memcpy(const_cast<int16_t*>(to.sum) + col0 / kHalfGroup, from.sum,
-              size_t(n / kHalfGroup) * 2);
-}
+static_assert(sizeof(Q8Row) == 4 * sizeof(void*), "copy_q8_columns must copy every part");
 
-// As join_q8, but the part lies inside another whole row.
-void join_q8_columns(std::byte* row, const std::byte* source, int64_t width, int64_t col0,
-                     int64_t n) {
-  const Q8Row to = q8_row_at(row, width), from = q8_row_at(source, width);
-  std::memcpy(const_cast<int8_t*>(to.q) + col0, from.q + col0, size_t(n));
-  std::memcpy(const_cast<float*>(to.scale) + col0 / kGroup, from.scale + col0 / kGroup,
-              size_t(n / kGroup) * 4);
-  std::memcpy(const_cast<int16_t*>(to.sum) + col0 / kHalfGroup, from.sum + col0 / kHalfGroup,
-              size_t(n / kHalfGroup) * 2);
+// Copies `n` columns of a q8 row of `from_width` columns, from `from_col0` on, to `to_col0` on of
+// one of `to_width`. All but the widths are multiples of 32.
+void copy_q8_columns(const std::byte* from_row, int64_t from_width, int64_t from_col0,
+                     std::byte* to_row, int64_t to_width, int64_t to_col0, int64_t n) {
+  const Q8Row from = q8_row_at(from_row, from_width), to = q8_row_at(to_row, to_width);
+  const auto copy = [&](const auto* from_part, const auto* to_part, int64_t per) {
+    std::memcpy(const_cast<std::remove_cvref_t<decltype(*to_part)>*>(to_part) + to_col0 / per,
+                from_part + from_col0 / per, size_t(n / per) * sizeof(*to_part));
+  };
+  copy(from.q, to.q, 1);
+  copy(from.scale, to.scale, kGroup);
+  copy(from.scaled_sum, to.scaled_sum, kGroup);
+  copy(from.sum, to.sum, kHalfGroup);
 }
 
 }  // namespace
@@ -117,13 +115,13 @@ Q8Row RowSource::q8(int row, std::byte* gathered) const {
     const TileRange range = tile_range(grid_, c * grid_.row_tiles() + row_tile);
     const std::byte* where = result(row_tile, c);
     if (where == step_.arena()) {
-      join_q8_columns(gathered, in_place, width_, range.col0, range.num_cols());
+      copy_q8_columns(in_place, width_, range.col0, gathered, width_, range.col0, range.num_cols());
       continue;
     }
     const std::byte* part =
         where + q8_staged_ + size_t(row - range.row0) * q8_row_bytes(range.num_cols());
     if (col_tiles == 1) return q8_row_at(part, width_);
-    join_q8(gathered, width_, range.col0, part, range.num_cols());
+    copy_q8_columns(part, range.num_cols(), 0, gathered, width_, range.col0, range.num_cols());
   }
   return q8_row_at(gathered, width_);
 }
@@ -165,7 +163,7 @@ void RowTarget::finish(int row) const {
     return;
   }
   quantize_row(f32(row), range_.num_cols(), q8_part_);
-  join_q8(q8_row, width_, range_.col0, q8_part_, range_.num_cols());
+  copy_q8_columns(q8_part_, range_.num_cols(), 0, q8_row, width_, range_.col0, range_.num_cols());
 }
 
 size_t RowTarget::scratch_bytes(int64_t rows, int64_t cols) {
