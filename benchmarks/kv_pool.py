@@ -20,7 +20,7 @@ import argparse
 import json
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -193,7 +193,7 @@ def replay(strategy: KVStrategy, recording: Recording) -> Replay:
 
 def least(runs: list[list[int]]) -> list[int]:
     """Of each entry, the least over the runs."""
-    return np.min(runs, axis=0).tolist()
+    return [min(entries) for entries in zip(*runs, strict=True)]
 
 
 def percentiles(values_ns: list[int]) -> tuple[float, float]:
@@ -202,7 +202,7 @@ def percentiles(values_ns: list[int]) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def show(pool: PoolResult, strategies: Iterable[StrategyResult]) -> None:
+def show(pool: PoolResult, strategies: list[StrategyResult]) -> None:
     console = Console(width=100)
     table = Table(title=f"Block pool, {pool.num_requests} requests, {pool.num_steps} steps")
     table.add_column("measure")
@@ -223,12 +223,14 @@ def show(pool: PoolResult, strategies: Iterable[StrategyResult]) -> None:
     console.print(table)
     table = Table(title="The same steps on other KV memory (waste; times in µs)")
     table.add_column("strategy", no_wrap=True)
-    for column in ("peak MiB", "internal", "external", "alloc P50", "P99", "step P50", "P99"):
+    for column in ("peak MiB", "", "internal", "external", "alloc P50", "P99", "step P50", "P99"):
         table.add_column(column, justify="right")
+    paged = strategies[0].peak_mib
     for result in strategies:
         table.add_row(
             result.name,
             f"{result.peak_mib:.0f}",
+            f"{result.peak_mib / paged:.1f}x",
             f"{result.internal_waste:.1%}",
             f"{result.external_waste:.1%}",
             microseconds(result.allocation_p50_us),

@@ -309,6 +309,20 @@ def test_tokens_on_the_way_survive_preemption() -> None:
     check_texts(runner)
 
 
+def test_nobody_is_preempted_for_blocks_that_a_step_in_flight_brings_back() -> None:
+    runner = ScheduleRunner(num_blocks=4, kv_reservation="optimistic", max_steps_in_flight=2)
+    runner.add(make_request("a", prompt(4), 9, stops=ANY), make_request("b", prompt(7, 3), 4))
+    runner.submit()
+    runner.submit()
+    runner.complete()  # a stops; its blocks are those of the second step until then
+    assert runner.submit().is_empty
+    runner.complete()
+    assert [item.start for item in runner.submit().scheduled] == [8]
+    runner.drain()
+    assert runner.scheduler.num_preemptions == 0
+    check_texts(runner)
+
+
 def test_too_many_steps_in_flight_is_an_error() -> None:
     runner = ScheduleRunner(max_steps_in_flight=1)
     runner.add(make_request("a", prompt(30), 2))
