@@ -89,6 +89,15 @@ def test_negative_seed_is_its_bit_pattern(
     assert engine.requests[0].sampling.seed == 2**64 - 1
 
 
+def test_character_cut_by_max_tokens_becomes_one_mark(
+    client: openai.OpenAI, engine: FakeEngine, model: str
+) -> None:
+    engine.reply = fixed_reply("a😀", ends=False)
+    answer = client.completions.create(model=model, prompt="p", max_tokens=3)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("a\ufffd", "length")
+    assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+
 def test_stop_string_cuts_text_and_aborts_the_choice(
     client: openai.OpenAI, engine: FakeEngine, model: str
 ) -> None:
