@@ -221,9 +221,9 @@ def show(pool: PoolResult, strategies: list[StrategyResult]) -> None:
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
-    table = Table(title="The same steps on other KV memory (waste; times in µs)")
+    table = Table(title="The same steps on other KV memory (waste inside and outside; times in µs)")
     table.add_column("strategy", no_wrap=True)
-    for column in ("peak MiB", "", "internal", "external", "alloc P50", "P99", "step P50", "P99"):
+    for column in ("peak MiB", "", "in", "out", "alloc P50", "P99", "step P50", "P99"):
         table.add_column(column, justify="right")
     paged = strategies[0].peak_mib
     for result in strategies:

@@ -323,6 +323,25 @@ def test_nobody_is_preempted_for_blocks_that_a_step_in_flight_brings_back() -> N
     check_texts(runner)
 
 
+def test_preempted_request_does_not_come_back_before_its_step_in_flight() -> None:
+    runner = ScheduleRunner(
+        max_num_seqs=1,
+        scheduling_policy="priority",
+        kv_reservation="optimistic",
+        max_steps_in_flight=3,
+    )
+    runner.add(make_request("low", prompt(6), 4, priority=2))
+    runner.submit()
+    runner.add(make_request("high", prompt(6, 3), 1, priority=1))
+    assert [request.request_id for request in runner.submit().preempted] == ["low"]
+    runner.abort("high")
+    assert runner.submit().is_empty
+    runner.complete()
+    assert [item.request.request_id for item in runner.submit().scheduled] == ["low"]
+    runner.drain()
+    check_texts(runner)
+
+
 def test_too_many_steps_in_flight_is_an_error() -> None:
     runner = ScheduleRunner(max_steps_in_flight=1)
     runner.add(make_request("a", prompt(30), 2))
