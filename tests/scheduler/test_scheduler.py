@@ -469,6 +469,24 @@ def test_windows_of_steps_in_flight_are_reserved() -> None:
     check_texts(runner)
 
 
+@pytest.mark.parametrize(("num_blocks", "num_running"), [(9, 1), (10, 2)])
+def test_windows_shrink_when_the_prompt_is_computed(num_blocks: int, num_running: int) -> None:
+    # Of a window of 5, decodes 3 steps ahead hold ceil((4 + 3 + 3 - 1) / 4) + 1 = 4 blocks at most,
+    # and a prompt in steps of 4 holds 6.
+    runner = ScheduleRunner(
+        num_blocks=num_blocks, windows=(5,), max_num_batched_tokens=4, max_steps_in_flight=3
+    )
+    runner.add(make_request("a", prompt(8), 20))
+    runner.step()
+    runner.add(make_request("b", prompt(30, 3), 4))
+    runner.step()
+    assert runner.scheduler.num_running == 1
+    runner.step()
+    assert runner.scheduler.num_running == num_running
+    runner.drain()
+    check_texts(runner)
+
+
 def test_the_fake_model_depends_on_all_that_it_may() -> None:
     request = make_request("a", [1, 2, 3], 20)
     text, _ = solo_text(request)
