@@ -153,6 +153,48 @@ def test_displacing_by_priority() -> None:
     check_texts(runner)
 
 
+def test_nobody_is_displaced_without_need() -> None:
+    runner = ScheduleRunner(kv_reservation="optimistic", scheduling_policy="priority")
+    runner.add(make_request("low", prompt(8), 4, priority=5))
+    runner.step()
+    runner.add(make_request("high", prompt(8, 3), 2, priority=1))
+    assert shares(runner.step()) == ["low:8-9*", "high:0-8*"]
+
+
+def test_lowest_priority_gives_way_whoever_came_last() -> None:
+    runner = ScheduleRunner(num_blocks=5, kv_reservation="optimistic", scheduling_policy="priority")
+    runner.add(make_request("low", prompt(4), 9, priority=5))
+    runner.step()
+    runner.add(make_request("high", prompt(4, 3), 9, priority=1))
+    preempted = []
+    while runner.scheduler.has_work:
+        preempted += [request.request_id for request in runner.step().preempted]
+    assert preempted == ["low"]
+    check_texts(runner)
+
+
+def test_optimistic_admission_leaves_each_running_sequence_a_block() -> None:
+    runner = ScheduleRunner(num_blocks=3, kv_reservation="optimistic")
+    runner.add(make_request("a", prompt(4), 2), make_request("b", prompt(8, 3), 2))
+    assert shares(runner.step()) == ["a:0-4*"]
+    assert runner.scheduler.num_waiting_for_capacity == 1
+
+
+def test_preempted_prompt_is_cut_even_without_chunking() -> None:
+    runner = ScheduleRunner(
+        num_blocks=6,
+        kv_reservation="optimistic",
+        enable_chunked_prefill=False,
+        enable_prefix_caching=False,
+        max_num_batched_tokens=10,
+    )
+    runner.add(make_request("a", prompt(8), 9), make_request("b", prompt(8, 3), 9))
+    steps = trace(runner)
+    assert runner.scheduler.num_preemptions == 1
+    assert ["b:0-10"] in steps, "it has outgrown a step"
+    check_texts(runner)
+
+
 def test_equal_priority_does_not_displace() -> None:
     runner = ScheduleRunner(num_blocks=4, kv_reservation="optimistic", scheduling_policy="priority")
     runner.add(make_request("first", prompt(12), 4))

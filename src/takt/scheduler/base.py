@@ -221,7 +221,7 @@ class Scheduler(ABC):
     def _schedule_waiting(self, step: StepBuilder, now_ns: int) -> None:
         self._waits_for_capacity = False
         while step.num_tokens_left > 0 and (request := self._waiting.peek()) is not None:
-            hit = None if step.must_not_admit else self._fit(request)
+            hit = None if step.is_starved else self._fit(request)
             if hit is None:
                 self._waits_for_capacity = True
                 return
@@ -298,7 +298,6 @@ class Scheduler(ABC):
         if step.is_starved:
             return self._kv.num_new_blocks(request, num_tokens) == 0
         while not self._reservation.take(request, num_tokens):
-            step.must_not_admit = True
             if self._retirement.is_pending:
                 step.is_starved = True  # blocks come back with a step in flight
                 return False

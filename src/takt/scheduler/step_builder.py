@@ -13,7 +13,6 @@ class StepBuilder:
     __slots__ = (
         "_limits",
         "is_starved",
-        "must_not_admit",
         "num_prefill_tokens",
         "num_rows_left",
         "num_tokens_left",
@@ -31,9 +30,7 @@ class StepBuilder:
         self.num_rows_left = limits.max_num_rows
         self.num_prefill_tokens = 0
         self.is_starved = False
-        """A running sequence waits for blocks; nobody after it may take any."""
-        self.must_not_admit = False
-        """Blocks ran out for those that run."""
+        """A running sequence waits for blocks: nobody after it may take any."""
 
     def add_decodes(self, decodes: list[ScheduledRequest]) -> None:
         """One token and one row each."""
