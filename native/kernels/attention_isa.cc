@@ -1,6 +1,6 @@
 // Paged attention over one split of the context.
 //
-// A row is one query head of one token. Its value depends on nothing but its position and the cache:
+// A row is one query head of one token. It depends on nothing but its position and the cache:
 //   score(p)   sum over the head's elements in order, one fused chain, of (q scale) * k
 //   max        of the visible scores
 //   sum        of e^(score - max): position p goes to lane p % 16 in order, then the lanes

@@ -5,8 +5,10 @@
 // bf16 that follow each other along the summed dimension share a 32-bit word, so that a shift
 // widens one and a mask the other. With `lanes` positions to a tile of K (16, or 8 where the block
 // size is no multiple of 16) a piece holds
-//   K bf16  [block_size / lanes][head_dim / 2][lanes][2]     f32  [block_size / lanes][head_dim][lanes]
-//   V bf16  [block_size / 2][head_dim][2]                    f32  [block_size][head_dim]
+//   K bf16  [block_size / lanes][head_dim / 2][lanes][2]
+//   K f32   [block_size / lanes][head_dim][lanes]
+//   V bf16  [block_size / 2][head_dim][2]
+//   V f32   [block_size][head_dim]
 #pragma once
 #include <cstdint>
 

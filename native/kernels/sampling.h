@@ -40,8 +40,8 @@ inline constexpr float kLowestLogprob = -9999.0f;
 // Bytes of scratch, aligned to 8 bytes or more, that sample_row needs for a vocabulary.
 size_t sample_scratch_bytes(int64_t vocab_size);
 
-// `logits` [vocab_size] is not modified. Draws with a counter-based generator (Philox 4x32-10) keyed
-// by (seed, choice, position): the result depends on nothing else.
+// `logits` [vocab_size] is not modified. Draws with a counter-based generator (Philox 4x32-10)
+// keyed by (seed, choice, position): the result depends on nothing else.
 //
 // The draw, which every backend makes alike: Philox4x32-10 with key (low 32 bits of seed, high 32
 // bits) and counter (position, choice, 0, 0); u = (first output word + 0.5) * 2^-32 in double. The
@@ -53,8 +53,9 @@ size_t sample_scratch_bytes(int64_t vocab_size);
 // in double, relative to the best logit: exp((logit - best) / temperature).
 // A temperature below 1e-5, top_k 1 and min_p 1 are greedy. The native backend takes e^x in float
 // (within 2^-18 of it for all that can be drawn, the argument's rounding included) and counts in
-// units of 2^-30 of the most likely token's probability: what has less than half a unit is not drawn.
-// If bias forbids every token, the raw logits decide; if they too are all -inf or NaN, it is token 0.
+// units of 2^-30 of the most likely token's probability: what has less than half a unit is never
+// drawn. If bias forbids every token, the raw logits decide; if they too are all -inf or NaN, it
+// is token 0.
 // rank is 1 + the number of tokens before the reported one in that order, by raw logits.
 void sample_row(const float* logits, int64_t vocab_size, const SampleParams& params,
                 std::byte* scratch, SampleResult* result);

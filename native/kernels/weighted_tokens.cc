@@ -12,8 +12,8 @@ size_t WeightedTokens::scratch_bytes(int64_t vocab_size) {
          align64(size_t(vocab_size) * sizeof(uint16_t));
 }
 
-// Subtraction, multiplication and conversion all round monotonically: a bin holds a contiguous piece
-// of the order.
+// Subtraction, multiplication and conversion all round monotonically: a bin holds a contiguous
+// piece of the order.
 WeightedTokens::WeightedTokens(const float* x, const uint32_t* weight, int64_t vocab_size,
                                float max, float inverse_temperature, std::byte* scratch)
     : x_(x),

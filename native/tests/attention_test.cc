@@ -165,7 +165,8 @@ void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t positio
   const double top = *std::max_element(score.begin(), score.end());
   double total = 0.0;
   for (double& x : score) total += x = std::exp(x - top);
-  const double relative = 2.0 * (2.0 * score_error + 0x1p-22) + 2.0 * double(score.size() + 8) * 0x1p-24;
+  const double relative =
+      2.0 * (2.0 * score_error + 0x1p-22) + 2.0 * double(score.size() + 8) * 0x1p-24;
   for (size_t d = 0; d < d_count; ++d) {
     double want = 0.0, magnitude = 0.0;
     for (size_t i = 0; i < score.size(); ++i) {
@@ -261,7 +262,7 @@ void test_rows_do_not_depend_on_their_batch() {
   select_isa(nullptr);
 }
 
-// What was never written, or lies after the row, is not part of the result; nor is where blocks lie.
+// What was never written, or lies after the row, is not part of the result.
 void test_reads_nothing_but_its_context() {
   for (const char* isa : available_isas()) {
     select_isa(isa);
@@ -324,6 +325,36 @@ void test_unseen_splits() {
   CHECK(none == std::vector<float>(64, 0.0f));
 }
 
+// Two splits, the second of negligible sum: the result is e^x of the difference of their maxima.
+void test_exponential() {
+  const int64_t head_dim = 8;
+  const auto stride = int64_t(partial_floats(head_dim));
+  std::vector<float> parts(size_t(2 * stride), 0.0f);
+  parts[1] = 1.0f;
+  std::fill(parts.begin() + stride + 1, parts.end(), 1.0f);
+  parts[size_t(stride) + 1] = 0x1p-100f;
+  float out[head_dim];
+  for (const char* isa : available_isas()) {
+    select_isa(isa);
+    for (float x = -87.3f; x < 0.0f; x += 0.00171f) {
+      parts[size_t(stride)] = x;
+      attention_combine(parts.data(), 2, stride, head_dim, out);
+      const double want = std::exp(double(x));
+      CHECK(std::abs(double(out[7]) - want) <= want * 0x1p-23, "%s: e^%.9g = %.9g", isa, double(x),
+            double(out[7]));
+    }
+    for (const float x : {-88.0f, -1000.0f, -3e38f}) {
+      parts[size_t(stride)] = x;
+      attention_combine(parts.data(), 2, stride, head_dim, out);
+      CHECK(out[0] == 0.0f, "%s: e^%.9g = %.9g", isa, double(x), double(out[0]));
+    }
+    parts[size_t(stride)] = 0.0f;
+    attention_combine(parts.data(), 2, stride, head_dim, out);
+    CHECK(out[0] == 1.0f, "%s", isa);
+  }
+  select_isa(nullptr);
+}
+
 // The first token's output is its own value, as the cache rounds it.
 void test_bf16_rounds_to_nearest_even() {
   const Shape shape = {16, 16, 1, 1, 0, 0.0f, KVType::kBF16, 1};
@@ -345,5 +376,6 @@ int main() {
   takt::test_reads_nothing_but_its_context();
   takt::test_passed_blocks_are_not_looked_up();
   takt::test_unseen_splits();
+  takt::test_exponential();
   takt::test_bf16_rounds_to_nearest_even();
 }

@@ -196,23 +196,28 @@ void test_filters_keep_exactly_their_prefix() {
   check(p);
 }
 
-// Equal logits: top-k and top-p keep the lowest ids.
+// Equal logits: top-k and top-p keep the lowest ids; negative zero equals zero.
 void test_filters_break_ties_by_id() {
-  const std::vector<float> logits(300, 1.5f);
-  for (const bool by_top_p : {false, true}) {
-    std::vector<bool> drawn(300);
+  const auto check = [](const std::vector<float>& logits, int32_t top_k, float top_p,
+                        size_t kept) {
+    std::vector<bool> drawn(logits.size());
     for (uint32_t position = 0; position < 2000; ++position) {
       SampleParams p = neutral();
       p.position = position;
-      if (by_top_p) {
-        p.top_p = 0.0625f;  // 18.75 of 300 tokens
-      } else {
-        p.top_k = 19;
-      }
+      p.top_k = top_k;
+      p.top_p = top_p;
       drawn[size_t(run(logits, p).token)] = true;
     }
-    for (size_t t = 0; t < 300; ++t) CHECK(drawn[t] == (t < 19), "token %zu", t);
-  }
+    for (size_t t = 0; t < logits.size(); ++t) CHECK(drawn[t] == (t < kept), "token %zu", t);
+  };
+  const std::vector<float> equal(300, 1.5f);
+  check(equal, 19, 1.0f, 19);
+  check(equal, 0, 0.0625f, 19);  // 18.75 tokens
+  std::vector<float> zeros(40, 0.0f);
+  for (size_t t = 0; t < zeros.size(); t += 2) zeros[t] = -0.0f;
+  check(zeros, 5, 1.0f, 5);
+  check(zeros, 0, 0.25f, 10);  // a quarter exactly
+  check(zeros, 20, 0.25f, 5);  // of what top-k left
 }
 
 // The upper tail of chi-square with f degrees of freedom: P(X > f + 2 sqrt(f x) + 2 x) <= e^-x
