@@ -16,7 +16,8 @@ pytestmark = pytest.mark.model
 
 MODEL = "smollm2-135m"
 PROMPT = "The capital of France is"
-QUESTION: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+# Its greedy answer leads by more than half a nat at every token: no kernel may flip it.
+QUESTION: list[Any] = [{"role": "user", "content": "What is 2+2?"}]
 STORY = "Once upon a time there was a small village by the sea, where"
 
 
@@ -49,7 +50,7 @@ def test_completion_knows_its_capital(client: openai.OpenAI) -> None:
 
 def test_chat_answers_and_ends_by_itself(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=QUESTION, temperature=0)
-    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].message.content == "The answer to this classic math problem is 4."
     assert answer.choices[0].finish_reason == "stop"
 
 
