@@ -77,6 +77,7 @@ class Collector:
 
     def step(self, core: EngineCore) -> None:
         result = core.step()
+        assert len(core._runner._seats) == core._scheduler.num_running
         if result.stats is not None:
             self.stats.append(result.stats)
         for output in result.outputs:

@@ -124,6 +124,7 @@ class FakeProgram:
             pool[step["slot_mapping"][group, :n]] = step["token_ids"][:n]
         starts = step["query_start"][: step.num_seqs + 1]
         assert starts[-1] == n
+        self._check_padding(step)
         for row in range(step.num_rows):
             token = int(step["row_tokens"][row])
             seq = int(np.searchsorted(starts, token, side="right")) - 1
@@ -133,6 +134,12 @@ class FakeProgram:
             self._run_row(step, output, row, seq, position)
         output["header"][0] = step["header"][0]
         output["header"][3] = step.num_rows
+
+    def _check_padding(self, step: StepInput) -> None:
+        """Past its last block, the table of each sequence of the step is -1."""
+        for seq in range(step.num_seqs):
+            num_blocks = -(-int(step["seq_lens"][seq]) // self._block_size)
+            assert (step["block_tables"][:, seq, num_blocks:] == -1).all()
 
     def _run_row(
         self, step: StepInput, output: StepOutput, row: int, seq: int, position: int

@@ -20,6 +20,7 @@ from fake_model import (
 )
 
 from takt.clock import ManualClock
+from takt.engine.core import EngineCore
 from takt.engine.executor import Executor
 from takt.engine.messages import AddRequest, TokenLogprob
 from takt.types.sampling_params import SamplingParams
@@ -65,6 +66,16 @@ def blocks_in_use(collector: Collector) -> int:
     return collector.stats[-1].kv_blocks_used
 
 
+def check_nothing_is_kept(core: EngineCore) -> None:
+    """An engine that runs for months must not remember what has ended."""
+    runner = core._runner
+    assert not runner._seats.seat_of
+    assert not runner._seats.counts
+    assert not runner._seats.biases
+    assert not runner._filler._num_scored
+    assert runner.num_in_flight == 0
+
+
 @pytest.mark.parametrize("window", [None, WINDOW])
 @pytest.mark.parametrize("steps_in_flight", [1, 2, 3])
 @pytest.mark.parametrize("max_num_batched_tokens", [64, 200])
@@ -77,6 +88,7 @@ def test_each_of_many_mixed_requests_gets_its_own_tokens(
     collector = run_all(core, requests)
     check_all(collector, requests, window)
     assert blocks_in_use(collector) == 0
+    check_nothing_is_kept(core)
 
 
 def test_steps_run_ahead_of_their_results() -> None:
@@ -123,7 +135,7 @@ def test_preemption_changes_no_token(steps_in_flight: int, window: int | None) -
         model,
         kv_reservation="optimistic",
         kv_cache_memory_bytes=blocks * (256 if window is None else 512),
-        max_num_batched_tokens=64,
+        max_num_seqs=8,
         max_model_len=160,
     )
     requests = random_requests(11, 30, max_tokens=90, ignore_eos=True)
@@ -194,6 +206,16 @@ def test_prompt_logprobs_have_one_entry_per_prompt_token(
         assert collector["s"].finish_reason == "length"
         assert collector["s"].num_cached_tokens == 0
         check_all(collector, neighbours)
+    check_nothing_is_kept(core)
+
+
+def test_a_scored_row_leaves_nothing_to_the_sampled_row_after_it() -> None:
+    core = make_core(max_num_seqs=1, max_num_batched_tokens=1)
+    asked = request("a", [1, 2], max_tokens=2, prompt_logprobs=0, logprobs=3, ignore_eos=True)
+    collected = run_all(core, [asked])["a"]
+    assert [e and len(e.top) for e in collected.prompt_logprobs] == [None, 0]
+    for entry in collected.logprobs:
+        assert [token for token, _ in entry.top] == [entry.token_id + i for i in range(3)]
 
 
 def test_prompt_logprobs_come_once_though_the_request_is_preempted() -> None:
@@ -266,7 +288,8 @@ def test_without_max_tokens_the_default_or_the_context_limits() -> None:
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_random_aborts_return_every_block(steps_in_flight: int) -> None:
     rng = random.Random(steps_in_flight)
-    core = make_core(fake_model(window=WINDOW, max_steps_in_flight=steps_in_flight))
+    model = fake_model(window=WINDOW, max_steps_in_flight=steps_in_flight)
+    core = make_core(model, max_num_seqs=16)
     collector = Collector()
     requests = random_requests(5, 300)
     waiting = list(requests)
@@ -292,6 +315,7 @@ def test_random_aborts_return_every_block(steps_in_flight: int) -> None:
     assert {c.finish_reason for c in collector.choices.values()} == {"abort", "stop", "length"}
     final = run_all(core, [request("last", [1], max_tokens=1)])
     assert blocks_in_use(final) == 0
+    check_nothing_is_kept(core)
 
 
 @pytest.mark.parametrize("begun", [0, 1, 4])
