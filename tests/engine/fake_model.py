@@ -199,6 +199,7 @@ class FakeTokenizer:
     vocab_size = VOCAB_SIZE
     bos_token_id = None
     adds_bos = False
+    eos_token_id = EOS_TOKEN_ID
     eos_token_ids = frozenset({EOS_TOKEN_ID})
     special_token_ids = frozenset({EOS_TOKEN_ID})
     chat_template: str | None = None

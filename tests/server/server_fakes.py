@@ -39,6 +39,7 @@ class ByteTokenizer:
     def __init__(self, *, adds_bos: bool = False, template: str | None = CHATML) -> None:
         self.adds_bos = adds_bos
         self.bos_token_id: int | None = BOS
+        self.eos_token_id = IM_END
         self.eos_token_ids = frozenset({IM_END})
         self.special_token_ids = frozenset({IM_START, IM_END, BOS})
         self.chat_template = template

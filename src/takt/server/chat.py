@@ -35,7 +35,7 @@ class ChatRenderer:
         self._control = _any_of(control)
         self._variables = {
             "bos_token": self._token_text(tokenizer.bos_token_id),
-            "eos_token": self._token_text(min(tokenizer.eos_token_ids, default=None)),
+            "eos_token": self._token_text(tokenizer.eos_token_id),
             "tools": None,
             "documents": None,
         }
