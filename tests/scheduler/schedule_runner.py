@@ -17,6 +17,7 @@ from takt.types.sampling_params import SamplingParams
 
 VOCAB_SIZE = 7
 STOP = 0
+ANY = tuple(range(VOCAB_SIZE))
 MAX_MODEL_LEN = 64
 
 
@@ -34,6 +35,10 @@ def solo_text(request: Request) -> tuple[list[int], str]:
         if token in request.stop_token_ids and count > request.sampling.min_tokens:
             return tokens[len(request.prompt_token_ids) :], "stop"
     return tokens[len(request.prompt_token_ids) :], "length"
+
+
+def prompt(length: int, first: int = 1) -> list[int]:
+    return [first, *[2] * (length - 1)]
 
 
 def make_request(

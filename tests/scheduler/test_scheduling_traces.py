@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedule_runner import ScheduleRunner, check_texts, make_request
+from schedule_runner import ScheduleRunner, check_texts, make_request, prompt
 
 from takt.scheduler.output import SchedulerOutput
 
@@ -24,10 +24,6 @@ def trace(runner: ScheduleRunner) -> list[list[str]]:
     while runner.scheduler.has_work:
         steps.append(shares(runner.step()))
     return steps
-
-
-def prompt(length: int, first: int = 1) -> list[int]:
-    return [first, *[2] * (length - 1)]
 
 
 def test_decodes_first_then_prompts_in_order_of_arrival() -> None:
