@@ -1,0 +1,66 @@
+"""What a simulated server's requests saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """Times in seconds, of the requests and steps after the warm-up."""
+
+    ttft_s: Floats
+    """`[num_requests]`, from a request's arrival to the end of the step with its first token."""
+    e2e_s: Floats
+    """`[num_requests]`, to the end of the step with its last token."""
+    tpot_s: Floats
+    """`[num_requests with two tokens or more]`, the mean of each request's gaps."""
+    gaps_s: Floats
+    """Gaps between two tokens of a stream; `gap_counts` tells how many streams had each."""
+    gap_counts: Floats
+    window_s: float
+    """From the end of the warm-up to the last arrival."""
+    num_steps: int
+    num_output_tokens: int
+    mean_running: float
+    """Sequences in a step, averaged over the time of steps and idleness."""
+    busy_share: float
+    num_preemptions: int
+    peak_kv_share: float
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.ttft_s)
+
+    @property
+    def requests_per_s(self) -> float:
+        return self.num_requests / self.window_s if self.window_s > 0 else 0.0
+
+    def itl_quantile_s(self, quantile: float) -> float:
+        """Over gaps; NaN if no request had two tokens."""
+        return weighted_quantile(self.gaps_s, self.gap_counts, quantile)
+
+    def ttft_quantile_s(self, quantile: float) -> float:
+        return _quantile(self.ttft_s, quantile)
+
+    def e2e_quantile_s(self, quantile: float) -> float:
+        return _quantile(self.e2e_s, quantile)
+
+
+def weighted_quantile(values: Floats, counts: Floats, quantile: float) -> float:
+    """Smallest value that at least a share `quantile` of the counted values stays within."""
+    if len(values) == 0:
+        return float("nan")
+    order = np.argsort(values)
+    cumulative = np.cumsum(counts[order])
+    index = int(np.searchsorted(cumulative, quantile * cumulative[-1] * (1 - 1e-12)))
+    return float(values[order[min(index, len(values) - 1)]])
+
+
+def _quantile(values: Floats, quantile: float) -> float:
+    return float(np.quantile(values, quantile)) if len(values) else float("nan")
