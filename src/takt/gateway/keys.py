@@ -1,0 +1,145 @@
+"""Whose request it is, which key it carries, and under which digest it is filed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from takt.errors import InvalidRequestError
+from takt.gateway.canonical import fingerprint
+from takt.gateway.states import Identity
+
+KEY_HEADER = "Idempotency-Key"
+
+MAX_KEY_LENGTH = 255
+
+_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyRules:
+    """Where keys and tenants are found. A key never holds a time: a retry would get another."""
+
+    business_id_header: str | None = None
+    business_id_field: str | None = None
+    """A path into the JSON body, such as `metadata.order_id`."""
+    tenant_header: str | None = None
+    """Trusted as it comes; if not given, the credential in Authorization tells tenants apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """`forwarded` is the key that the upstream sees."""
+
+    identity: Identity
+    forwarded: str
+
+
+def tenant_of(headers: Mapping[str, str], rules: KeyRules) -> str:
+    """A digest that tells tenants apart and cannot be turned back into a credential."""
+    if rules.tenant_header is not None:
+        value = headers.get(rules.tenant_header)
+        if not value:
+            raise InvalidRequestError(
+                f"the header {rules.tenant_header}, which names the tenant, is missing",
+                param=rules.tenant_header,
+            )
+    else:
+        value = headers.get("Authorization") or headers.get("X-Api-Key") or ""
+    return hashlib.sha256(b"tenant\0" + value.encode()).hexdigest()[:32]
+
+
+def request_key(
+    *,
+    method: str,
+    path: str,
+    query: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    service: str,
+    tenant: str,
+    rules: KeyRules,
+    secret: bytes | None = None,
+) -> RequestKey | None:
+    """The key of a request; None if it carries none. `InvalidRequestError` if it is not fit."""
+    found = _find(headers, body, rules)
+    if found is None:
+        return None
+    kind, key = found
+    operation = f"{method} {path}"
+    digest = hashlib.sha256("\0".join((tenant, operation, kind, key)).encode()).hexdigest()
+    # The upstream sees the same credential and can keep tenants apart by it; where we trust a
+    # header of our own, or made the key, it gets a key that no other tenant's can equal.
+    is_plain = kind == "key" and rules.tenant_header is None
+    return RequestKey(
+        Identity(
+            digest=digest,
+            fingerprint=fingerprint(body, query, secret=secret),
+            key=key,
+            tenant=tenant,
+            service=service,
+            operation=operation,
+        ),
+        forwarded=key if is_plain else digest,
+    )
+
+
+def _find(headers: Mapping[str, str], body: bytes, rules: KeyRules) -> tuple[str, str] | None:
+    given = headers.get(KEY_HEADER)
+    if given is not None:
+        return "key", _checked(_unquoted(given.strip()), KEY_HEADER)
+    if rules.business_id_header is not None:
+        given = headers.get(rules.business_id_header)
+        if given is not None:
+            return "business", _checked(given.strip(), rules.business_id_header)
+    if rules.business_id_field is not None:
+        value = _field(body, rules.business_id_field)
+        if value is not None:
+            return "business", _checked(value, rules.business_id_field)
+    return None
+
+
+def _unquoted(value: str) -> str:
+    """The IETF draft writes the key as a quoted string; most clients send it bare."""
+    if len(value) >= 2 and value[0] == value[-1] == '"':
+        return value[1:-1]
+    return value
+
+
+def _checked(key: str, name: str) -> str:
+    if len(key) > MAX_KEY_LENGTH:
+        raise InvalidRequestError(
+            f"{name} is {len(key)} characters long; the limit is {MAX_KEY_LENGTH}",
+            param=name,
+            code="idempotency_key_too_long",
+        )
+    if not _KEY.fullmatch(key):
+        raise InvalidRequestError(
+            f"{name} must be 1 to {MAX_KEY_LENGTH} printable ASCII characters",
+            param=name,
+            code="idempotency_key_invalid",
+        )
+    return key
+
+
+def _field(body: bytes, path: str) -> str | None:
+    try:
+        value: Any = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    for name in path.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise InvalidRequestError(f"{path} must be a string or an integer", param=path)

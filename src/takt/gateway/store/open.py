@@ -1,0 +1,33 @@
+"""From `--store` to a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from takt.errors import ConfigError
+from takt.gateway.store.base import Store
+from takt.gateway.store.sqlite import SqliteStore
+
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def make_store(url: str, *, volatile: bool = False) -> Store:
+    """A store that is not open yet.
+
+    `sqlite:///PATH` (relative to the working directory; four slashes for an absolute path),
+    `redis://`, `rediss://` (TLS) or `unix://` (a Redis's socket). Raises `ConfigError`.
+    """
+    if url.startswith("sqlite:///"):
+        path = url.removeprefix("sqlite:///")
+        if not path:
+            raise ConfigError("--store sqlite:///PATH names no file")
+        return SqliteStore(Path(path))
+    if url.startswith(_REDIS_SCHEMES):
+        try:
+            from takt.gateway.store.redis import RedisStore
+        except ImportError:
+            raise ConfigError(
+                "--store with a Redis needs the extra: pip install 'takt[redis]'"
+            ) from None
+        return RedisStore(url, volatile=volatile)
+    raise ConfigError(f"--store {url!r} is none of: sqlite:///PATH, redis://HOST:PORT/DB")

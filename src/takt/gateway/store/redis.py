@@ -1,0 +1,299 @@
+"""The shared store: Redis or Valkey, for gateways on several hosts. Leases run on its clock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from takt.errors import ConfigError
+from takt.gateway.states import (
+    Attempt,
+    Claim,
+    Claimed,
+    Finish,
+    Head,
+    Identity,
+    Mismatch,
+    Record,
+    Running,
+    Settled,
+    State,
+    Terms,
+)
+from takt.gateway.store.base import Held, Snapshot, StoreUnavailableError
+from takt.gateway.store.history import decode_head, decode_history, encode_attempt, encode_head
+from takt.gateway.store.redis_scripts import DEAD, fields_of, keys_of, load_scripts
+
+logger = logging.getLogger("takt.gateway")
+
+MAX_CONNECTIONS = 64
+TIMEOUT_SECONDS = 2.0
+NUM_RETRIES = 2
+
+
+class RedisStore:
+    """Implements `Store`. Every call is one Lua script, safe to send again."""
+
+    def __init__(
+        self, url: str, *, volatile: bool = False, now_ms: Callable[[], int] | None = None
+    ) -> None:
+        """`now_ms` stands in for the server's clock in tests.
+
+        Raises `ConfigError` for a URL that is none of Redis's.
+        """
+        self._is_volatile = volatile
+        self._now_ms = now_ms or (lambda: 0)
+        try:
+            pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
+                url,
+                max_connections=MAX_CONNECTIONS,
+                timeout=TIMEOUT_SECONDS,
+                socket_timeout=TIMEOUT_SECONDS,
+                socket_connect_timeout=TIMEOUT_SECONDS,
+                retry=Retry(ExponentialWithJitterBackoff(cap=0.2, base=0.02), NUM_RETRIES),
+                retry_on_error=[RedisConnectionError, RedisTimeoutError],
+            )
+        except ValueError as error:
+            raise ConfigError(f"--store is no URL of a Redis: {error}") from None
+        self._redis: Redis = Redis(connection_pool=pool)
+        self._name = _without_password(url)
+        self._scripts: dict[str, AsyncScript] = load_scripts(self._redis)
+
+    async def open(self) -> None:
+        try:
+            persistence: dict[str, Any] = await self._redis.info("persistence")
+            memory: dict[str, Any] = await self._redis.info("memory")
+        except (RedisError, OSError) as error:
+            raise ConfigError(f"the store {self._name} does not answer: {error}") from None
+        if self._is_volatile:
+            return
+        if not persistence.get("aof_enabled"):
+            raise ConfigError(
+                f"the store {self._name} keeps no append-only file, so a restart would forget "
+                "what was executed; set appendonly yes, or pass --store-volatile to accept that"
+            )
+        if memory.get("maxmemory") and memory.get("maxmemory_policy") != "noeviction":
+            raise ConfigError(
+                f"the store {self._name} may evict records (maxmemory-policy "
+                f"{memory.get('maxmemory_policy')}); set noeviction, or pass --store-volatile"
+            )
+        await self._warn_about_fsync()
+
+    async def _warn_about_fsync(self) -> None:
+        try:
+            setting = await self._redis.config_get("appendfsync")
+        except RedisError:
+            return
+        if setting.get("appendfsync", "always") != "always":
+            logger.warning(
+                "the store's appendfsync is %s: a crash of its host may forget the last moments; "
+                "only appendfsync always keeps every acknowledged state",
+                setting["appendfsync"],
+            )
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+        await self._redis.connection_pool.disconnect()
+
+    async def ping(self) -> None:
+        await self._call(lambda: self._redis.ping())
+
+    async def claim(self, identity: Identity, terms: Terms) -> Claim:
+        answer = await self._script(
+            "claim",
+            identity.digest,
+            identity.digest,
+            terms.claim_id,
+            terms.owner,
+            terms.lease_ms,
+            terms.ttl_ms,
+            terms.failed_ttl_ms,
+            terms.upstream,
+            int(terms.deduplicates),
+            terms.on_unknown.value,
+            int(terms.allow_takeover),
+            identity.fingerprint,
+            identity.key,
+            identity.tenant,
+            identity.service,
+            identity.operation,
+        )
+        kind = answer[0]
+        if kind == b"claimed":
+            token, num_attempts, taken_over, was_in_flight, upstream = answer[1:]
+            return Claimed(
+                token, num_attempts, bool(taken_over), bool(was_in_flight), upstream.decode()
+            )
+        if kind == b"running":
+            return Running(answer[1])
+        if kind == b"settled":
+            return Settled(State(answer[1].decode()), settled_now=bool(answer[2]))
+        return Mismatch()
+
+    async def heartbeat(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
+        now_ms = self._now_ms()
+
+        async def send() -> list[Any]:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for one in held:
+                    await self._scripts["heartbeat"](
+                        keys_of(one.digest), [now_ms, one.token, lease_ms], client=pipeline
+                    )
+                answers: list[Any] = await pipeline.execute()
+                return answers
+
+        return [bool(one) for one in await self._call(send)] if held else []
+
+    async def begin_attempt(self, held: Held, upstream: str, deduplicates: bool) -> bool:
+        return bool(
+            await self._script(
+                "begin_attempt", held.digest, held.token, upstream, int(deduplicates)
+            )
+        )
+
+    async def end_attempt(self, held: Held, attempt: Attempt) -> bool:
+        return bool(
+            await self._script("end_attempt", held.digest, held.token, encode_attempt(attempt))
+        )
+
+    async def append(
+        self, held: Held, head: Head, first_chunk: int, chunks: Sequence[bytes]
+    ) -> bool:
+        return bool(
+            await self._script(
+                "append", held.digest, held.token, encode_head(head), first_chunk, *chunks
+            )
+        )
+
+    async def finish(self, held: Held, finish: Finish) -> bool:
+        return bool(
+            await self._script(
+                "finish",
+                held.digest,
+                held.token,
+                finish.state.value,
+                finish.ttl_ms,
+                encode_head(finish.head),
+                finish.cause,
+                encode_attempt(finish.attempt) if finish.attempt else b"",
+                int(finish.request is not None),
+                finish.request or b"",
+                held.digest,
+                finish.first_chunk,
+                *finish.chunks,
+            )
+        )
+
+    async def read(self, digest: str, first_chunk: int | None = None) -> Snapshot | None:
+        answer = await self._script("read", digest, -1 if first_chunk is None else first_chunk)
+        if not answer:
+            return None
+        now_ms, flat, history, chunks = answer
+        return Snapshot(_record(fields_of(flat), history, now_ms), tuple(chunks))
+
+    async def request_of(self, digest: str) -> bytes | None:
+        result: bytes | None = await self._call(lambda: self._redis.get(keys_of(digest)[2]))
+        return result
+
+    async def dead_letters(self, limit: int, service: str | None = None) -> list[Record]:
+        records: list[Record] = []
+        for digest in await self._dead_digests():
+            if len(records) == limit:
+                break
+            snapshot = await self.read(digest)
+            if snapshot is None or snapshot.record.state is not State.DEAD:
+                continue
+            if service in (None, snapshot.record.service):
+                records.append(snapshot.record)
+        return records
+
+    async def revive(self, digest: str, terms: Terms) -> Claimed | None:
+        answer = await self._script(
+            "revive",
+            digest,
+            digest,
+            terms.claim_id,
+            terms.owner,
+            terms.lease_ms,
+            terms.ttl_ms,
+            terms.upstream,
+            int(terms.deduplicates),
+        )
+        return Claimed(answer[0], answer[1], False, False, "") if answer else None
+
+    async def purge(self, digests: Sequence[str]) -> int:
+        return sum([int(await self._script("purge", digest, digest)) for digest in digests])
+
+    async def sweep(self, limit: int) -> int:
+        """Records end by themselves; this takes ended ones off the list of dead letters."""
+        num_gone = 0
+        for digest in (await self._dead_digests())[:limit]:
+            if await self.read(digest) is None:
+                num_gone += await self._call(partial(self._redis.zrem, DEAD, digest))
+        return num_gone
+
+    async def num_dead(self) -> int:
+        return int(await self._call(lambda: self._redis.zcard(DEAD)))
+
+    async def _dead_digests(self) -> list[str]:
+        found = await self._call(lambda: self._redis.zrange(DEAD, 0, -1))
+        return [digest.decode() for digest in found]
+
+    async def _script(self, name: str, digest: str, *arguments: Any) -> Any:
+        now_ms = self._now_ms()
+        return await self._call(lambda: self._scripts[name](keys_of(digest), [now_ms, *arguments]))
+
+    async def _call(self, send: Callable[[], Any]) -> Any:
+        try:
+            return await send()
+        except (RedisError, OSError) as error:
+            raise StoreUnavailableError(f"the store {self._name} failed: {error}") from error
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.rpartition("@")[2].partition("?")[0]
+
+
+def _record(fields: dict[str, bytes], history: list[bytes], now_ms: int) -> Record:
+    def text(name: str) -> str:
+        return fields[name].decode()
+
+    def number(name: str) -> int:
+        return int(fields[name])
+
+    state = State(text("state"))
+    return Record(
+        digest=text("digest"),
+        fingerprint=text("fingerprint"),
+        key=text("key"),
+        tenant=text("tenant"),
+        service=text("service"),
+        operation=text("operation"),
+        state=state,
+        token=number("token"),
+        owner=text("owner"),
+        is_lease_alive=state is State.PROCESSING and number("lease_until_ms") > now_ms,
+        in_flight=bool(number("in_flight")),
+        upstream=text("upstream"),
+        deduplicates=bool(number("deduplicates")),
+        num_attempts=number("num_attempts"),
+        num_unknown=number("num_unknown"),
+        num_chunks=number("num_chunks"),
+        cause=text("cause"),
+        created_ms=number("created_ms"),
+        updated_ms=number("updated_ms"),
+        expires_ms=number("expires_ms"),
+        head=decode_head(fields["head"]),
+        history=decode_history(b"[" + b",".join(history) + b"]"),
+    )

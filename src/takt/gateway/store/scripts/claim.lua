@@ -1,0 +1,41 @@
+-- ARGV: now, digest, claim_id, owner, lease_ms, ttl_ms, failed_ttl_ms, upstream, deduplicates,
+--       on_unknown, allow_takeover, fingerprint, key, tenant, service, operation
+-- Returns: what happened, then its particulars.
+local digest, claim_id, owner = ARGV[2], ARGV[3], ARGV[4]
+local lease_ms, ttl_ms, failed_ttl_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local upstream, deduplicates = ARGV[8], ARGV[9]
+
+if is_absent() then
+    redis.call('DEL', record, chunks, request, history)
+    redis.call('HSET', record, 'digest', digest, 'fingerprint', ARGV[12], 'key', ARGV[13],
+        'tenant', ARGV[14], 'service', ARGV[15], 'operation', ARGV[16], 'num_attempts', 0,
+        'num_unknown', 0, 'created_ms', now)
+    local token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
+    return {'claimed', token, num_attempts, 0, 0, ''}
+end
+
+local state, token, is_in_flight, former, holder, lease_until, number, sent_safely, content = get(
+    'state', 'token', 'in_flight', 'upstream', 'claim_id', 'lease_until_ms', 'num_attempts',
+    'deduplicates', 'fingerprint')
+if content ~= ARGV[12] then return {'mismatch'} end
+if state == 'succeeded' or state == 'failed_final' or state == 'dead' then
+    return {'settled', state, 0}
+end
+if state == 'failed_retryable' then
+    local new_token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
+    return {'claimed', new_token, num_attempts, 0, 0, ''}
+end
+if holder == claim_id then return {'claimed', tonumber(token), tonumber(number), 0, 0, ''} end
+if tonumber(lease_until) > now or ARGV[11] == '0' then return {'running', tonumber(token)} end
+if is_in_flight == '1' and sent_safely == '0' and ARGV[10] == 'fail' then
+    redis.call('DEL', chunks, request)
+    redis.call('HSET', record, 'state', 'failed_final', 'token', redis.call('INCR', fence),
+        'claim_id', '', 'in_flight', 0, 'num_chunks', 0, 'head', '', 'cause', 'outcome_unknown',
+        'updated_ms', now)
+    redis.call('HINCRBY', record, 'num_unknown', 1)
+    keep_for(failed_ttl_ms)
+    return {'settled', 'failed_final', 1}
+end
+redis.call('HINCRBY', record, 'num_unknown', tonumber(is_in_flight))
+local new_token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
+return {'claimed', new_token, num_attempts, 1, tonumber(is_in_flight), former}

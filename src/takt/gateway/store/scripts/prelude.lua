@@ -1,0 +1,55 @@
+-- Stands before every script. Each sees the keys of one record, and a time of its own.
+local record, chunks, request, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local fence, dead = KEYS[5], KEYS[6]
+local now = tonumber(ARGV[1])
+if now == 0 then
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function get(...)
+    return unpack(redis.call('HMGET', record, ...))
+end
+
+local function is_absent()
+    local expires = redis.call('HGET', record, 'expires_ms')
+    return not expires or tonumber(expires) <= now
+end
+
+local function holds(token)
+    local state, current = get('state', 'token')
+    return state == 'processing' and current == token
+end
+
+local function keep_for(ttl_ms)
+    redis.call('HSET', record, 'expires_ms', now + ttl_ms)
+    for i = 1, 4 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
+end
+
+local function add_chunks(first_chunk, from)
+    local length = redis.call('LLEN', chunks)
+    for i = from, #ARGV do
+        -- Sent again after a lost answer, a chunk is there already.
+        if first_chunk + (i - from) >= length then redis.call('RPUSH', chunks, ARGV[i]) end
+    end
+end
+
+local function add_attempt(attempt)
+    if redis.call('LINDEX', history, -1) == attempt then return end
+    redis.call('RPUSH', history, attempt)
+    redis.call('LTRIM', history, -64, -1)
+    redis.call('PEXPIRE', history, math.max(redis.call('PTTL', record), 1))
+end
+
+local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
+    local token = redis.call('INCR', fence)
+    redis.call('DEL', chunks, request)
+    redis.call('ZREM', dead, digest)
+    redis.call('HSET', record, 'state', 'processing', 'token', token, 'claim_id', claim_id,
+        'owner', owner, 'lease_until_ms', now + lease_ms, 'in_flight', 1, 'upstream', upstream,
+        'deduplicates', deduplicates, 'num_chunks', 0, 'cause', '', 'head', '',
+        'updated_ms', now)
+    local num_attempts = redis.call('HINCRBY', record, 'num_attempts', 1)
+    keep_for(ttl_ms)
+    return token, num_attempts
+end

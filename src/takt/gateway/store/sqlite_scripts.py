@@ -1,0 +1,371 @@
+"""The store's scripts on SQLite. Each runs inside a transaction that others do not see into."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from takt.gateway.states import (
+    OUTCOME_UNKNOWN,
+    SETTLED,
+    Attempt,
+    Claim,
+    Claimed,
+    Finish,
+    Head,
+    Identity,
+    Mismatch,
+    OnUnknown,
+    Record,
+    Running,
+    Settled,
+    State,
+    Terms,
+)
+from takt.gateway.store.base import Held, Snapshot
+from takt.gateway.store.history import decode_head, decode_history, encode_head, extend_history
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """Monotonic time for leases, with the boot it belongs to; wall-clock time for the rest."""
+
+    lease_ns: int
+    boot_id: str
+    wall_ms: int
+
+
+def claim(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) -> Claim:
+    row = _row(db, identity.digest)
+    if row is not None and row["expires_ms"] <= now.wall_ms:
+        _delete(db, identity.digest)
+        row = None
+    if row is None:
+        return _insert(db, now, identity, terms)
+    if row["fingerprint"] != identity.fingerprint:
+        return Mismatch()
+    state = State(row["state"])
+    if state in SETTLED:
+        return Settled(state)
+    if state is State.FAILED_RETRYABLE:
+        return _take(db, now, row, terms)
+    if row["claim_id"] == terms.claim_id:
+        return Claimed(row["token"], row["num_attempts"], False, False, "")
+    if _is_lease_alive(row, now) or not terms.allow_takeover:
+        return Running(row["token"])
+    if row["in_flight"] and not row["deduplicates"] and terms.on_unknown is OnUnknown.FAIL:
+        _settle_unknown(db, now, row["digest"], terms)
+        return Settled(State.FAILED_FINAL, settled_now=True)
+    return _take(db, now, row, terms)
+
+
+def heartbeat(db: sqlite3.Connection, now: Now, held: Sequence[Held], lease_ms: int) -> list[bool]:
+    until = now.lease_ns + lease_ms * NS_PER_MS
+    return [
+        db.execute(
+            "UPDATE records SET lease_until_ns = ?, boot_id = ? "
+            "WHERE digest = ? AND token = ? AND state = 'processing'",
+            (until, now.boot_id, one.digest, one.token),
+        ).rowcount
+        == 1
+        for one in held
+    ]
+
+
+def begin_attempt(
+    db: sqlite3.Connection, now: Now, held: Held, upstream: str, deduplicates: bool
+) -> bool:
+    if not _holds(db, held):
+        return False
+    # Sent again after a lost answer, it finds in_flight set and counts nothing.
+    db.execute(
+        "UPDATE records SET num_attempts = num_attempts + (in_flight = 0), in_flight = 1, "
+        "upstream = ?, deduplicates = ?, updated_ms = ? WHERE digest = ?",
+        (upstream, deduplicates, now.wall_ms, held.digest),
+    )
+    return True
+
+
+def end_attempt(db: sqlite3.Connection, now: Now, held: Held, attempt: Attempt) -> bool:
+    if not _holds(db, held):
+        return False
+    history = _with_attempt(db, held.digest, attempt)
+    db.execute(
+        "UPDATE records SET in_flight = 0, history = ?, updated_ms = ? WHERE digest = ?",
+        (history, now.wall_ms, held.digest),
+    )
+    return True
+
+
+def append(
+    db: sqlite3.Connection,
+    now: Now,
+    held: Held,
+    head: Head,
+    first_chunk: int,
+    chunks: Sequence[bytes],
+) -> bool:
+    if not _holds(db, held):
+        return False
+    _add_chunks(db, held.digest, first_chunk, chunks)
+    db.execute(
+        "UPDATE records SET head = ?, num_chunks = max(num_chunks, ?), updated_ms = ? "
+        "WHERE digest = ?",
+        (encode_head(head), first_chunk + len(chunks), now.wall_ms, held.digest),
+    )
+    return True
+
+
+def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
+    if not _holds(db, held):
+        row = _row(db, held.digest)
+        return row is not None and row["token"] == held.token and row["state"] == end.state
+    if end.first_chunk == 0:
+        db.execute("DELETE FROM chunks WHERE digest = ?", (held.digest,))
+    _add_chunks(db, held.digest, end.first_chunk, end.chunks)
+    if end.request is not None:
+        db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?)", (held.digest, end.request))
+    history = _with_attempt(db, held.digest, end.attempt) if end.attempt else None
+    db.execute(
+        "UPDATE records SET state = ?, in_flight = 0, head = ?, num_chunks = ?, cause = ?, "
+        "history = coalesce(?, history), updated_ms = ?, expires_ms = ? WHERE digest = ?",
+        (
+            end.state,
+            encode_head(end.head),
+            end.first_chunk + len(end.chunks),
+            end.cause,
+            history,
+            now.wall_ms,
+            now.wall_ms + end.ttl_ms,
+            held.digest,
+        ),
+    )
+    return True
+
+
+def read(db: sqlite3.Connection, now: Now, digest: str, first_chunk: int | None) -> Snapshot | None:
+    row = _row(db, digest)
+    if row is None or row["expires_ms"] <= now.wall_ms:
+        return None
+    chunks: tuple[bytes, ...] = ()
+    if first_chunk is not None:
+        chunks = tuple(
+            bytes(data)
+            for (data,) in db.execute(
+                "SELECT data FROM chunks WHERE digest = ? AND position >= ? ORDER BY position",
+                (digest, first_chunk),
+            )
+        )
+    return Snapshot(_record(row, now), chunks)
+
+
+def request_of(db: sqlite3.Connection, digest: str) -> bytes | None:
+    row = db.execute("SELECT data FROM requests WHERE digest = ?", (digest,)).fetchone()
+    return None if row is None else bytes(row[0])
+
+
+def dead_letters(db: sqlite3.Connection, now: Now, limit: int, service: str | None) -> list[Record]:
+    rows = db.cursor()
+    rows.row_factory = sqlite3.Row
+    rows.execute(
+        "SELECT * FROM records WHERE state = 'dead' AND expires_ms > ? "
+        "AND (? IS NULL OR service = ?) ORDER BY updated_ms, digest LIMIT ?",
+        (now.wall_ms, service, service, limit),
+    )
+    return [_record(row, now) for row in rows]
+
+
+def num_dead(db: sqlite3.Connection, now: Now) -> int:
+    query = "SELECT count(*) FROM records WHERE state = 'dead' AND expires_ms > ?"
+    return int(db.execute(query, (now.wall_ms,)).fetchone()[0])
+
+
+def revive(db: sqlite3.Connection, now: Now, digest: str, terms: Terms) -> Claimed | None:
+    row = _row(db, digest)
+    if row is None or row["expires_ms"] <= now.wall_ms:
+        return None
+    if row["state"] == State.PROCESSING and row["claim_id"] == terms.claim_id:
+        return Claimed(row["token"], row["num_attempts"], False, False, "")
+    if row["state"] != State.DEAD:
+        return None
+    return _take(db, now, row, terms)
+
+
+def purge(db: sqlite3.Connection, digests: Sequence[str]) -> int:
+    dead = [
+        digest
+        for digest in digests
+        if (row := _row(db, digest)) is not None and row["state"] == State.DEAD
+    ]
+    for digest in dead:
+        _delete(db, digest)
+    return len(dead)
+
+
+def sweep(db: sqlite3.Connection, now: Now, limit: int) -> int:
+    rows = db.execute(
+        "SELECT digest FROM records WHERE expires_ms <= ? ORDER BY expires_ms LIMIT ?",
+        (now.wall_ms, limit),
+    ).fetchall()
+    for (digest,) in rows:
+        _delete(db, digest)
+    return len(rows)
+
+
+def _row(db: sqlite3.Connection, digest: str) -> sqlite3.Row | None:
+    cursor = db.cursor()
+    cursor.row_factory = sqlite3.Row
+    row: sqlite3.Row | None = cursor.execute(
+        "SELECT * FROM records WHERE digest = ?", (digest,)
+    ).fetchone()
+    return row
+
+
+def _holds(db: sqlite3.Connection, held: Held) -> bool:
+    query = "SELECT 1 FROM records WHERE digest = ? AND token = ? AND state = 'processing'"
+    return db.execute(query, (held.digest, held.token)).fetchone() is not None
+
+
+def _is_lease_alive(row: sqlite3.Row, now: Now) -> bool:
+    """A lease of another boot is dead: whoever held it ended with that boot."""
+    return bool(
+        row["state"] == State.PROCESSING
+        and row["boot_id"] == now.boot_id
+        and row["lease_until_ns"] > now.lease_ns
+    )
+
+
+def _next_token(db: sqlite3.Connection) -> int:
+    return int(db.execute("UPDATE fence SET token = token + 1 RETURNING token").fetchone()[0])
+
+
+def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) -> Claimed:
+    token = _next_token(db)
+    db.execute(
+        "INSERT INTO records VALUES "
+        "(?,?,?,?,?,?,'processing',?,?,?,?,?,1,?,?,1,0,0,'',?,?,?,x'',x'')",
+        (
+            identity.digest,
+            identity.fingerprint,
+            identity.key,
+            identity.tenant,
+            identity.service,
+            identity.operation,
+            token,
+            terms.claim_id,
+            terms.owner,
+            now.lease_ns + terms.lease_ms * NS_PER_MS,
+            now.boot_id,
+            terms.upstream,
+            terms.deduplicates,
+            now.wall_ms,
+            now.wall_ms,
+            now.wall_ms + terms.ttl_ms,
+        ),
+    )
+    return Claimed(token, 1, False, False, "")
+
+
+def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> Claimed:
+    """Whatever was there of an answer goes: a new one begins, under a new token."""
+    token = _next_token(db)
+    _delete_answer(db, row["digest"])
+    taken_over = row["state"] == State.PROCESSING
+    db.execute(
+        "UPDATE records SET state = 'processing', token = ?, claim_id = ?, owner = ?, "
+        "lease_until_ns = ?, boot_id = ?, num_unknown = num_unknown + in_flight, in_flight = 1, "
+        "upstream = ?, deduplicates = ?, num_attempts = num_attempts + 1, num_chunks = 0, "
+        "cause = '', head = x'', updated_ms = ?, expires_ms = ? WHERE digest = ?",
+        (
+            token,
+            terms.claim_id,
+            terms.owner,
+            now.lease_ns + terms.lease_ms * NS_PER_MS,
+            now.boot_id,
+            terms.upstream,
+            terms.deduplicates,
+            now.wall_ms,
+            now.wall_ms + terms.ttl_ms,
+            row["digest"],
+        ),
+    )
+    return Claimed(
+        token,
+        row["num_attempts"] + 1,
+        taken_over,
+        taken_over and bool(row["in_flight"]),
+        row["upstream"] if taken_over else "",
+    )
+
+
+def _settle_unknown(db: sqlite3.Connection, now: Now, digest: str, terms: Terms) -> None:
+    _delete_answer(db, digest)
+    db.execute(
+        "UPDATE records SET state = 'failed_final', token = ?, claim_id = '', in_flight = 0, "
+        "num_unknown = num_unknown + 1, num_chunks = 0, head = x'', cause = ?, updated_ms = ?, "
+        "expires_ms = ? WHERE digest = ?",
+        (
+            _next_token(db),
+            OUTCOME_UNKNOWN,
+            now.wall_ms,
+            now.wall_ms + terms.failed_ttl_ms,
+            digest,
+        ),
+    )
+
+
+def _with_attempt(db: sqlite3.Connection, digest: str, attempt: Attempt) -> bytes:
+    """The history with `attempt` at its end; a call that is sent twice adds it once."""
+    (data,) = db.execute("SELECT history FROM records WHERE digest = ?", (digest,)).fetchone()
+    if decode_history(data)[-1:] == (attempt,):
+        return bytes(data)
+    return extend_history(data, attempt)
+
+
+def _add_chunks(
+    db: sqlite3.Connection, digest: str, first_chunk: int, chunks: Sequence[bytes]
+) -> None:
+    db.executemany(
+        "INSERT OR IGNORE INTO chunks VALUES (?, ?, ?)",
+        [(digest, first_chunk + i, data) for i, data in enumerate(chunks)],
+    )
+
+
+def _delete_answer(db: sqlite3.Connection, digest: str) -> None:
+    db.execute("DELETE FROM chunks WHERE digest = ?", (digest,))
+    db.execute("DELETE FROM requests WHERE digest = ?", (digest,))
+
+
+def _delete(db: sqlite3.Connection, digest: str) -> None:
+    _delete_answer(db, digest)
+    db.execute("DELETE FROM records WHERE digest = ?", (digest,))
+
+
+def _record(row: sqlite3.Row, now: Now) -> Record:
+    return Record(
+        digest=row["digest"],
+        fingerprint=row["fingerprint"],
+        key=row["key"],
+        tenant=row["tenant"],
+        service=row["service"],
+        operation=row["operation"],
+        state=State(row["state"]),
+        token=row["token"],
+        owner=row["owner"],
+        is_lease_alive=_is_lease_alive(row, now),
+        in_flight=bool(row["in_flight"]),
+        upstream=row["upstream"],
+        deduplicates=bool(row["deduplicates"]),
+        num_attempts=row["num_attempts"],
+        num_unknown=row["num_unknown"],
+        num_chunks=row["num_chunks"],
+        cause=row["cause"],
+        created_ms=row["created_ms"],
+        updated_ms=row["updated_ms"],
+        expires_ms=row["expires_ms"],
+        head=decode_head(row["head"]),
+        history=decode_history(row["history"]),
+    )

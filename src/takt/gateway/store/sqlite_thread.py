@@ -1,0 +1,126 @@
+"""One thread that runs scripts on a SQLite file, many to a transaction.
+
+A commit waits for the disk. Whatever has queued up meanwhile shares the next one, so that the rate
+of scripts does not depend on the disk's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from takt.gateway.store.base import StoreUnavailableError
+from takt.gateway.store.sqlite_schema import connect
+
+Script = Callable[[sqlite3.Connection], Any]
+
+MAX_SCRIPTS_PER_COMMIT = 256
+
+CHECKPOINT_SECONDS = 1.0
+
+AUTOCHECKPOINT_PAGES = 16_384
+"""Checkpoints are made by a thread of their own; a commit makes one only at 64 MiB of log."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    script: Script
+    writes: bool
+    future: asyncio.Future[Any]
+
+
+class SqliteThread:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection = connect(path)
+        self._connection.execute(f"PRAGMA wal_autocheckpoint={AUTOCHECKPOINT_PAGES}")
+        self._checkpoints = connect(path)
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name="takt-gateway-store", daemon=True),
+            threading.Thread(target=self._checkpoint, name="takt-gateway-checkpoint", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    async def run(self, script: Script, *, writes: bool = True) -> Any:
+        """The script's result once it is on disk. Raises `StoreUnavailableError`."""
+        if self._stop.is_set():
+            raise StoreUnavailableError("the store is closed")
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._jobs.put(_Job(script, writes, future))
+        return await future
+
+    def close(self) -> None:
+        """Waits for the scripts that were given."""
+        self._stop.set()
+        self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._connection.close()
+        self._checkpoints.close()
+
+    def _work(self) -> None:
+        is_open = True
+        while is_open:
+            jobs = [self._jobs.get()]
+            while len(jobs) < MAX_SCRIPTS_PER_COMMIT and not self._jobs.empty():
+                jobs.append(self._jobs.get_nowait())
+            is_open = None not in jobs
+            batch = [job for job in jobs if job is not None]
+            if batch:
+                self._loop.call_soon_threadsafe(_deliver, self._run_batch(batch))
+
+    def _run_batch(self, batch: list[_Job]) -> list[tuple[_Job, Any]]:
+        try:
+            return list(zip(batch, self._run_in_one(batch), strict=True))
+        except Exception as error:
+            if len(batch) == 1:
+                return [(batch[0], _as_store_error(error, self._path))]
+        # One of them failed and took the others' work with it: each gets a transaction of its own.
+        return [result for job in batch for result in self._run_batch([job])]
+
+    def _run_in_one(self, batch: list[_Job]) -> list[Any]:
+        connection = self._connection
+        writes = any(job.writes for job in batch)
+        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        try:
+            results = [job.script(connection) for job in batch]
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return results
+
+    def _checkpoint(self) -> None:
+        while not self._stop.wait(CHECKPOINT_SECONDS):
+            try:
+                self._checkpoints.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            except sqlite3.Error:
+                # Busy or full: the log only grows, and the writer reports what is wrong.
+                continue
+
+
+def _as_store_error(error: Exception, path: Path) -> Exception:
+    if isinstance(error, sqlite3.Error):
+        return StoreUnavailableError(f"the store {path} failed: {error}")
+    return error
+
+
+def _deliver(results: list[tuple[_Job, Any]]) -> None:
+    for job, result in results:
+        if job.future.done():
+            continue
+        if isinstance(result, Exception):
+            job.future.set_exception(result)
+        else:
+            job.future.set_result(result)
