@@ -40,21 +40,17 @@ bool Pool::wait_until_free(uint64_t epoch) {
 bool Pool::run(Step& step, int first, int end) {
   if (is_aborted()) return false;
   step.control().set_end(end);
-  if (threads_.empty()) {
-    announcements_.enter(0, step.control().epoch(), first, false);
-  } else {
-    // A worker reads the region's number before and after these: an old one finds it changed.
-    step_.store(&step, std::memory_order_seq_cst);
-    region_epoch_.store(step.control().epoch(), std::memory_order_seq_cst);
-    region_first_.store(first, std::memory_order_seq_cst);
-    region_.store(++num_regions_, std::memory_order_seq_cst);
+  // The caller needs no invitation: it knows the step. Others may join once the region is open.
+  announcements_.enter(0, step.control().epoch(), first, false);
+  if (!threads_.empty()) {
+    region_.open(step, step.control().epoch(), first);
     wake_.fetch_add(1, std::memory_order_seq_cst);
     if (num_parked_.load(std::memory_order_seq_cst) > 0) futex_wake_all(wake_);
   }
   PoolWait wait(wait_state_, spin_ns_);
   Walk<RealSync, Step, PoolWait> walk(0, step, step.control(), announcements_, wait);
   const bool done = walk.run(first);
-  region_.store(0, std::memory_order_seq_cst);
+  region_.close();
   announcements_.leave(0);
   return done;
 }
@@ -63,16 +59,16 @@ void Pool::worker(int thread) {
   for (uint64_t done = 0;;) {
     park(done);
     if (closing_.load(std::memory_order_acquire)) return;
-    const uint64_t region = region_.load(std::memory_order_seq_cst);
-    if (region == 0 || region == done) continue;
-    join_region(thread, region);
+    const uint64_t region = region_.number();
+    if (region == region_.kNone || region == done) continue;
+    join(thread, region);
     done = region;
   }
 }
 
 bool Pool::has_region(uint64_t done) const {
-  const uint64_t region = region_.load(std::memory_order_seq_cst);
-  return (region != 0 && region != done) || closing_.load(std::memory_order_acquire);
+  const uint64_t region = region_.number();
+  return (region != region_.kNone && region != done) || closing_.load(std::memory_order_acquire);
 }
 
 void Pool::park(uint64_t done) {
@@ -89,20 +85,14 @@ void Pool::park(uint64_t done) {
   num_parked_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void Pool::join_region(int thread, uint64_t region) {
-  Step* step = step_.load(std::memory_order_seq_cst);
-  const uint64_t epoch = region_epoch_.load(std::memory_order_seq_cst);
-  const int first = region_first_.load(std::memory_order_seq_cst);
-  announcements_.enter(thread, epoch, first, false);
-  // Only now: the step may have ended, and its memory gone, before the announcement was seen.
-  if (region_.load(std::memory_order_seq_cst) == region) {
-    PoolWait wait(wait_state_, spin_ns_);
-    Walk<RealSync, Step, PoolWait>(thread, *step, step->control(), announcements_, wait).run(first);
-    announcements_.leave(thread);
-    wait.notify();
-  } else {
-    announcements_.leave(thread);
-  }
+void Pool::join(int thread, uint64_t region) {
+  int first;
+  Step* step = region_.enter(thread, region, announcements_, &first);
+  if (step == nullptr) return;
+  PoolWait wait(wait_state_, spin_ns_);
+  Walk<RealSync, Step, PoolWait>(thread, *step, step->control(), announcements_, wait).run(first);
+  announcements_.leave(thread);
+  wait.notify();
 }
 
 void Pool::abort() {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "pool/announcements.h"
+#include "pool/region.h"
 #include "pool/step.h"
 #include "pool/wait.h"
 
@@ -46,18 +47,14 @@ class Pool {
   void worker(int thread);
   bool has_region(uint64_t done) const;
   void park(uint64_t done);
-  void join_region(int thread, uint64_t region);
+  void join(int thread, uint64_t region);
 
   const int64_t spin_ns_;
   Announcements<RealSync> announcements_;
   WaitState wait_state_;
   uint64_t epoch_ = 0;
-  uint64_t num_regions_ = 0;
 
-  alignas(64) std::atomic<uint64_t> region_{0};  // 0: none runs
-  std::atomic<Step*> step_{nullptr};             // of the region
-  std::atomic<uint64_t> region_epoch_{0};
-  std::atomic<int32_t> region_first_{0};
+  alignas(64) Region<RealSync, Step> region_;
   alignas(64) std::atomic<uint32_t> wake_{0};  // changes when a region begins
   std::atomic<uint32_t> num_parked_{0};
   std::atomic<bool> closing_{false};
