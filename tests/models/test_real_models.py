@@ -52,6 +52,8 @@ class Reference:
     argmax: np.ndarray
     top_ids: np.ndarray
     top_logprobs: np.ndarray
+    spread: np.ndarray
+    """Standard deviation of a position's logits over the vocabulary."""
     largest_logit: float
 
 
@@ -69,7 +71,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    argmax, top_ids, top_logprobs, largest = [], [], [], 0.0
+    argmax, top_ids, top_logprobs, spread, largest = [], [], [], [], 0.0
     for prompt, tokens in zip(prompts, generated, strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0]
@@ -79,6 +81,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
         argmax.append(logits.argmax(axis=-1))
         top_ids.append(order)
         top_logprobs.append(np.take_along_axis(logprobs, order, axis=-1))
+        spread.append(logits.std(axis=-1))
         largest = max(largest, float(np.abs(logits).max()))
     del model
     gc.collect()
@@ -89,6 +92,7 @@ def reference(request: pytest.FixtureRequest) -> Reference:
         np.stack(argmax),
         np.stack(top_ids),
         np.stack(top_logprobs),
+        np.stack(spread),
         largest,
     )
 
@@ -150,3 +154,33 @@ def test_float32_logprobs_equal_transformers(reference: Reference, backend: str)
         got = compared(score_generated(model, reference, i), reference.top_ids[i])
         np.testing.assert_allclose(got, reference.top_logprobs[i], rtol=0, atol=tolerance)
     model.ops.close()
+
+
+def test_default_errs_by_its_quantised_activations(reference: Reference) -> None:
+    """As served by default: the file's weights, int8 activations, a bfloat16 cache.
+
+    A group of 32 activations is rounded to steps of its largest over 127, an error of at most
+    step / sqrt(12) in the mean square. The largest's square is at most the sum over its group, 32
+    mean squares; so a row errs by at most e = sqrt(32) / (127 sqrt(12)) = 1.3 % of its length,
+    whatever its outliers. (bfloat16 keys and values err by 0.2 %, which is lost in that.) The
+    residual sums what the blocks add, each behind two such products; the head is a third: in
+    quadrature e sqrt(3) of the logits' spread, times 4 for the growth of an error through later
+    layers, as in fp32. That bounds the root mean square over positions and tokens. A choice may
+    change where the reference's lead is within a difference of two such errors: sqrt(2) of it, and
+    4 of those are not exceeded once in 10,000 choices.
+    """
+    model = drive(reference.path, "native", "auto", KVDtype.BF16)
+    errors, leads = [], []
+    for i in range(len(PROMPTS)):
+        rows = score_generated(model, reference, i)
+        values = compared(rows, reference.top_ids[i])
+        errors.append(values - reference.top_logprobs[i])
+        for row, ids, logprobs in zip(
+            rows, reference.top_ids[i], reference.top_logprobs[i], strict=True
+        ):
+            of = dict(zip(ids.tolist(), logprobs.tolist(), strict=True))
+            leads.append(max(of.values()) - of[row.top[0][0]])
+    model.ops.close()
+    bound = 4 * np.sqrt(3) * np.sqrt(32) / (127 * np.sqrt(12)) * reference.spread.mean()
+    assert np.sqrt(np.mean(np.square(errors))) < bound
+    assert max(leads) < 4 * np.sqrt(2) * bound
