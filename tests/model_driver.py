@@ -76,6 +76,21 @@ def fp32_logprob_tolerance(config: ModelConfig, logits: np.ndarray, num_position
     return float(2 * 4 * (products + angles) * UNIT_ROUNDOFF * np.abs(logits).max())
 
 
+def int8_logprob_bound(spread: float) -> float:
+    """Bound on the root mean square error of logprobs when products take int8 activations.
+
+    A group of 32 activations is rounded to steps of its largest over 127, an error of at most
+    step / sqrt(12) in the mean square. The largest's square is at most the sum over its group, 32
+    mean squares; so a row errs by at most e = sqrt(32) / (127 sqrt(12)) = 1.3 % of its length,
+    whatever its outliers. (bfloat16 keys and values err by 0.2 %, which is lost in that.) The
+    residual sums what the blocks add, each behind two such products; the head is a third: in
+    quadrature e sqrt(3) of `spread`, the standard deviation of logits over the vocabulary. 4 is for
+    the growth of an error through later layers, as in fp32.
+    """
+    row_error = np.sqrt(32) / (127 * np.sqrt(12))
+    return float(4 * np.sqrt(3) * row_error * spread)
+
+
 def log_softmax(logits: np.ndarray) -> np.ndarray:
     """Along the last dimension, in float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)

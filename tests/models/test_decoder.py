@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from model_driver import BACKENDS, drive_model, fp32_logprob_tolerance, log_softmax
+from model_driver import (
+    BACKENDS,
+    drive_model,
+    fp32_logprob_tolerance,
+    int8_logprob_bound,
+    log_softmax,
+)
 from step_driver import Chunk, RowRequest
 from takt.types.kv import KVDtype
 from tiny_models import (
@@ -55,6 +61,21 @@ def test_equals_transformers(tiny: TinyMaker, backend: str, name: str, kind: str
     np.testing.assert_allclose(all_logprobs(scored), expected[:-1], rtol=0, atol=tolerance)
     chosen = expected[np.arange(69), (prompt + tokens)[1:]]
     np.testing.assert_allclose([row.logprob for row in scored], chosen, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(("name", "kind"), QUANTISED)
+def test_packed_weights_err_by_their_int8_activations(
+    tiny: TinyMaker, name: str, kind: str
+) -> None:
+    """The default: weights stay packed. Unquantised types take no int8 activations and err less."""
+    path, reference = tiny(name, kind)
+    model = drive_model(path, "native", kv_dtype=KVDtype.BF16)
+    tokens = random_prompt(60, seed=8)
+    logits = reference_logits(reference, tokens)
+    errors = all_logprobs(model.driver.score(tokens, num_logprobs=VOCAB_SIZE))
+    errors -= log_softmax(logits)[:-1]
+    bound = int8_logprob_bound(float(logits.std(axis=-1).mean()))
+    assert np.sqrt(np.mean(errors**2)) < bound
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -11,7 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from model_driver import DrivenModel, drive_model, fp32_logprob_tolerance, log_softmax
+from model_driver import (
+    DrivenModel,
+    drive_model,
+    fp32_logprob_tolerance,
+    int8_logprob_bound,
+    log_softmax,
+)
 from step_driver import RowResult
 from takt.loading.checkpoint import open_checkpoint
 from takt.loading.hub import resolve_model
@@ -159,15 +165,8 @@ def test_float32_logprobs_equal_transformers(reference: Reference, backend: str)
 def test_default_errs_by_its_quantised_activations(reference: Reference) -> None:
     """As served by default: the file's weights, int8 activations, a bfloat16 cache.
 
-    A group of 32 activations is rounded to steps of its largest over 127, an error of at most
-    step / sqrt(12) in the mean square. The largest's square is at most the sum over its group, 32
-    mean squares; so a row errs by at most e = sqrt(32) / (127 sqrt(12)) = 1.3 % of its length,
-    whatever its outliers. (bfloat16 keys and values err by 0.2 %, which is lost in that.) The
-    residual sums what the blocks add, each behind two such products; the head is a third: in
-    quadrature e sqrt(3) of the logits' spread, times 4 for the growth of an error through later
-    layers, as in fp32. That bounds the root mean square over positions and tokens. A choice may
-    change where the reference's lead is within a difference of two such errors: sqrt(2) of it, and
-    4 of those are not exceeded once in 10,000 choices.
+    A choice may change where the reference's lead is within a difference of two errors: sqrt(2) of
+    one, and 4 of those are not exceeded once in 10,000 choices.
     """
     model = drive(reference.path, "native", "auto", KVDtype.BF16)
     errors, leads = [], []
@@ -181,6 +180,6 @@ def test_default_errs_by_its_quantised_activations(reference: Reference) -> None
             of = dict(zip(ids.tolist(), logprobs.tolist(), strict=True))
             leads.append(max(of.values()) - of[row.top[0][0]])
     model.ops.close()
-    bound = 4 * np.sqrt(3) * np.sqrt(32) / (127 * np.sqrt(12)) * reference.spread.mean()
+    bound = int8_logprob_bound(reference.spread.mean())
     assert np.sqrt(np.mean(np.square(errors))) < bound
     assert max(leads) < 4 * np.sqrt(2) * bound
