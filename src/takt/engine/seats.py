@@ -25,6 +25,10 @@ _COLUMNS = {
     "row_choice": np.uint32,
 }
 
+# Whatever is beyond means the same: every token stays, or all are equally likely.
+_MAX_TOP_K = int(np.iinfo(np.int32).max)
+_MAX_TEMPERATURE = float(np.finfo(np.float32).max)
+
 
 @dataclass(frozen=True, slots=True)
 class Bias:
@@ -74,8 +78,8 @@ class Seats:
         sampling, columns = request.sampling, self._columns
         logprobs = sampling.logprobs
         columns["row_num_logprobs"][seat] = NO_LOGPROBS if logprobs is None else logprobs
-        columns["row_temperature"][seat] = sampling.temperature
-        columns["row_top_k"][seat] = sampling.top_k
+        columns["row_temperature"][seat] = min(sampling.temperature, _MAX_TEMPERATURE)
+        columns["row_top_k"][seat] = min(sampling.top_k, _MAX_TOP_K)
         columns["row_top_p"][seat] = sampling.top_p
         columns["row_min_p"][seat] = sampling.min_p
         columns["row_repetition_penalty"][seat] = sampling.repetition_penalty

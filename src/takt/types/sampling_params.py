@@ -10,6 +10,9 @@ from takt.errors import InvalidRequestError
 
 MAX_SEED = 2**64 - 1
 
+MAX_REPETITION_PENALTY = 1e6
+"""A factor on logits and, inverted, the least one: beyond, they would leave the range of fp32."""
+
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling and stopping of one request; names and meanings are vLLM's.
@@ -46,7 +49,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("top_k", self.top_k, -1, None)
         _check_range("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, None, low_open=True)
+        _check_range(
+            "repetition_penalty",
+            self.repetition_penalty,
+            1 / MAX_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
+        )
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         for name in ("max_tokens", "logprobs", "prompt_logprobs"):
