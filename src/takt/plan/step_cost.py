@@ -96,6 +96,13 @@ class StepCost:
             host=max(0.0, accelerator.host_s - device),
         )
 
+    def breakdown_of(
+        self, num_decode_seqs: int, num_prefill_tokens: int, num_kv_tokens: int, num_qk_pairs: int
+    ) -> StepBreakdown:
+        return self.breakdown(
+            StepFeatures(num_decode_seqs, num_prefill_tokens, num_kv_tokens, num_qk_pairs)
+        )
+
     def decode_s(self, num_seqs: int, context: float) -> float:
         """A step of `num_seqs` decodes, each with `context` tokens."""
         tokens = round(num_seqs * context)

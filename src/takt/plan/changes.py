@@ -1,0 +1,208 @@
+"""What would turn a no into a yes, by the closed forms and with a margin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from takt.plan.assess import Question, assess
+from takt.plan.hardware import Accelerator, Cluster, known_accelerators
+from takt.plan.precision import Precision
+from takt.plan.topology import Pinned, Topology, topologies
+from takt.plan.verdict import Assessment, Verdict
+from takt.plan.workload import Targets
+
+_MARGIN = 1.15
+"""A change counts if the estimate leaves this much room."""
+_MOST_DEVICES = 64
+_LEAST_RATE_SHARE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`added_power_w` orders changes; a change of the targets or the load adds none but gives up
+    service, so it comes after those that keep it."""
+
+    kind: str  # "precision" | "topology" | "hardware" | "load" | "target"
+    text: str
+    topology: Topology
+    added_power_w: float
+
+
+def find_changes(
+    question: Question,
+    cluster: Cluster,
+    precision: Precision,
+    found: Sequence[Assessment],
+    alternatives: Sequence[Assessment],
+    pinned: Pinned,
+) -> list[Change]:
+    """Cheapest first: other precisions asked for, topologies, devices; then less load, then
+    targets that the given hardware can hold."""
+    changes = [_precision_change(a) for a in alternatives if a.verdict is Verdict.HOLD]
+    if pinned != Pinned():
+        changes += _topology_change(question, cluster, precision)
+    changes += _hardware_changes(question, cluster, precision)
+    changes.sort(key=lambda change: change.added_power_w)
+    if any(a.verdict in (Verdict.LOAD_NO, Verdict.CANDIDATE) for a in found):
+        changes += _load_change(question, found, precision)
+    changes += _target_changes(question, found, precision)
+    return changes
+
+
+def _precision_change(held: Assessment) -> Change:
+    return Change(
+        "precision", f"--dtype {held.precision.weights} ({held.topology.label})", held.topology, 0.0
+    )
+
+
+def _topology_change(question: Question, cluster: Cluster, precision: Precision) -> list[Change]:
+    best = _best_estimate(question, cluster, precision)
+    if best is None or best.ratio * _MARGIN > 1:
+        return []
+    return [Change("topology", f"{best.topology.label} instead", best.topology, 0.0)]
+
+
+def _hardware_changes(question: Question, cluster: Cluster, precision: Precision) -> list[Change]:
+    """For each device the smallest count, from one node's worth of what is there, that holds."""
+    power_now = cluster.num_devices * cluster.accelerator.power_w
+    changes = []
+    for accelerator in known_accelerators().values():
+        count = 1
+        if accelerator.name == cluster.accelerator.name:
+            count = 2 * cluster.num_devices
+        while count <= max(_MOST_DEVICES, 2 * cluster.num_devices):
+            best = _best_estimate(
+                replace(question, accelerator=accelerator),
+                Cluster(accelerator, count),
+                precision,
+            )
+            if best is not None and best.ratio * _MARGIN <= 1:
+                changes.append(_hardware_change(accelerator, count, best, power_now))
+                break
+            count *= 2
+    return changes
+
+
+def _hardware_change(
+    accelerator: Accelerator, count: int, best: Assessment, power_now: float
+) -> Change:
+    power = count * accelerator.power_w
+    text = f"--hardware {count}x{accelerator.name} ({best.topology.label}, {power / 1e3:.1f} kW)"
+    return Change("hardware", text, best.topology, power - power_now)
+
+
+def _load_change(
+    question: Question, found: Sequence[Assessment], precision: Precision
+) -> list[Change]:
+    """The most requests a second that some topology which is fast enough alone takes."""
+    best_rate, best_topology = 0.0, None
+    for assessment in found:
+        if assessment.verdict not in (Verdict.LOAD_NO, Verdict.CANDIDATE):
+            continue
+        rate = capacity(question, assessment.topology, precision, above=best_rate)
+        if rate > best_rate:
+            best_rate, best_topology = rate, assessment.topology
+    if best_topology is None:
+        return []
+    text = f"--qps {best_rate:.3g} ({best_topology.label})"
+    return [Change("load", text, best_topology, 0.0)]
+
+
+def capacity(
+    question: Question, topology: Topology, precision: Precision, above: float = 0.0
+) -> float:
+    """Requests a second up to which the estimate leaves the margin; 0 if `above` is not reached."""
+    top = question.workload.requests_per_s
+    if not _holds_at(question, topology, precision, max(above, top * _LEAST_RATE_SHARE)):
+        return 0.0
+    low, high = max(above, top * _LEAST_RATE_SHARE), top
+    while high - low > 0.02 * high:
+        middle = (low + high) / 2
+        if _holds_at(question, topology, precision, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _holds_at(
+    question: Question, topology: Topology, precision: Precision, rate: float
+) -> bool:
+    slower = replace(question, workload=replace(question.workload, requests_per_s=rate))
+    answer = assess(slower, topology, precision)
+    return answer.verdict is Verdict.CANDIDATE and answer.ratio * _MARGIN <= 1
+
+
+def _target_changes(
+    question: Question, found: Sequence[Assessment], precision: Precision
+) -> list[Change]:
+    """The tightest targets, each rounded up, that the best topology holds under this load."""
+    best: tuple[float, Assessment, dict[str, float]] | None = None
+    for assessment in found:
+        if assessment.constraint.name == "memory":
+            continue
+        relaxed = _relaxed(question.targets)
+        answer = assess(replace(question, targets=relaxed), assessment.topology, precision)
+        if answer.predicted is None or not math.isfinite(answer.predicted.e2e_s):
+            continue
+        answer = _balanced(question, answer, precision)
+        assert answer.predicted is not None
+        ratios = answer.predicted.ratios(question.targets)
+        worst = max(ratios.values())
+        if best is None or worst < best[0]:
+            best = (worst, answer, ratios)
+    if best is None:
+        return []
+    _, answer, ratios = best
+    limits = {"itl": "itl_s", "ttft": "ttft_s", "e2e": "e2e_s"}
+    flags = []
+    for name, ratio in ratios.items():
+        if ratio * _MARGIN > 1:
+            target = getattr(question.targets, limits[name])
+            flags.append(f"--slo-{name}-p99-ms {_round_up(ratio * _MARGIN * target * 1e3):g}")
+    if not flags:
+        return []
+    return [Change("target", f"{' '.join(flags)} ({answer.topology.label})", answer.topology, 0.0)]
+
+
+def _balanced(question: Question, answer: Assessment, precision: Precision) -> Assessment:
+    """The same topology with the step budget that suits targets in the proportions asked for."""
+    assert answer.predicted is not None
+    factor = max(answer.predicted.worst(question.targets)[1] * 1.05, 1.0)
+    targets = _scaled(question.targets, factor)
+    better = assess(replace(question, targets=targets), answer.topology, precision)
+    return better if better.predicted is not None else answer
+
+
+def _best_estimate(
+    question: Question, cluster: Cluster, precision: Precision
+) -> Assessment | None:
+    """With all devices in use; None if no topology is fast enough alone."""
+    best: Assessment | None = None
+    for topology in topologies(question.model, cluster):
+        most = cluster.num_devices // topology.devices_per_replica
+        if topology.dp != most:
+            continue
+        answer = assess(question, topology, precision)
+        if answer.verdict is Verdict.CANDIDATE and (best is None or answer.ratio < best.ratio):
+            best = answer
+    return best
+
+
+def _relaxed(targets: Targets) -> Targets:
+    return _scaled(targets, 1e6)
+
+
+def _scaled(targets: Targets, factor: float) -> Targets:
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * factor
+
+    return Targets(scaled(targets.itl_s), scaled(targets.ttft_s), scaled(targets.e2e_s))
+
+
+def _round_up(value: float) -> float:
+    """Two digits that count."""
+    step = 10 ** (math.floor(math.log10(value)) - 1)
+    return float(math.ceil(value / step - 1e-9) * step)
