@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from takt.bench.options import BenchOptions
 from takt.config import (
     CacheOptions,
     EngineConfig,
@@ -20,7 +21,11 @@ from takt.config import (
 )
 
 OptionTable = (
-    type[ModelConfigOptions] | type[CacheOptions] | type[SchedulerOptions] | type[ServerOptions]
+    type[ModelConfigOptions]
+    | type[CacheOptions]
+    | type[SchedulerOptions]
+    | type[ServerOptions]
+    | type[BenchOptions]
 )
 
 ENGINE_TABLES: tuple[OptionTable, ...] = (ModelConfigOptions, CacheOptions, SchedulerOptions)
@@ -31,6 +36,7 @@ PANELS: dict[OptionTable, str] = {
     CacheOptions: "KV cache",
     SchedulerOptions: "Scheduler",
     ServerOptions: "Server",
+    BenchOptions: "Load",
 }
 
 
@@ -87,6 +93,12 @@ def server_options(options: dict[str, Any]) -> ServerOptions:
     return options_read
 
 
+def bench_options(options: dict[str, Any]) -> BenchOptions:
+    """Raises `ConfigError` for values that cannot work."""
+    options_read: BenchOptions = _pick(BenchOptions, options)
+    return options_read
+
+
 def _pick(table: Any, options: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(table)}
     return table(
@@ -101,7 +113,7 @@ def _pick(table: Any, options: dict[str, Any]) -> Any:
 def _parameter(table: OptionTable, field: dataclasses.Field[Any]) -> inspect.Parameter:
     annotation = typing.get_type_hints(table)[field.name]
     default: Any = field.default
-    flags = [flag_of(field.name)]
+    flags = [flag_of(field.name), *field.metadata.get("short", ())]
     if is_switch(field):
         flags = [f"{flags[0]}/{flag_of('no_' + field.name)}"]
     if typing.get_origin(annotation) is tuple:

@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible server, and reports of what its clients saw. Serves nothing."""
