@@ -33,6 +33,8 @@ NUM_COMPARED = 64
 NUM_LOGPROBS = 1024
 """Asked of our own, so that those are surely among them."""
 
+TEXT = Path(__file__).parent.parent / "data" / "opticks.txt"
+
 PROMPTS = (
     "The capital of France is",
     "Once upon a time, in a village by the sea, there lived an old",
@@ -183,3 +185,21 @@ def test_default_errs_by_its_quantised_activations(reference: Reference) -> None
     bound = int8_logprob_bound(reference.spread.mean())
     assert np.sqrt(np.mean(np.square(errors))) < bound
     assert max(leads) < 4 * np.sqrt(2) * bound
+
+
+def test_default_perplexity_is_within_one_percent_of_fp32(reference: Reference) -> None:
+    """On the beginning of the text that the benchmark takes whole."""
+    checkpoint = open_checkpoint(reference.path)
+    tokenizer = load_tokenizer(checkpoint)
+    checkpoint.close()
+    tokens = tokenizer.encode(TEXT.read_text(), parse_special=False, add_bos=True)[:1025]
+    means = []
+    for dtype, kv_dtype in (("auto", KVDtype.BF16), ("float32", KVDtype.F32)):
+        model = drive_model(
+            reference.path, "native", dtype=dtype, kv_dtype=kv_dtype, max_seq_tokens=2048,
+            max_logprobs=0,
+        )  # fmt: skip
+        rows = model.driver.score(tokens, chunk_size=512)
+        means.append(-np.mean([row.logprob for row in rows]))
+        model.ops.close()
+    assert np.exp(means[0] - means[1]) < 1.01

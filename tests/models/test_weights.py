@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -130,6 +132,19 @@ def test_dtype_is_how_matrices_are_stored(dtype: str, kind: str) -> None:
     tolerance = {"F32": 0.0, "BF16": 2.0**-8, "F16": 2.0**-11}[kind]
     np.testing.assert_allclose(dequantize(down), stored, rtol=tolerance, atol=2.0**-25)
     assert decoder.layers[0].input_norm.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    # sqrt(32) = 5.656854...; bfloat16 steps by 2^-5 there, float16 by 2^-8.
+    [("float32", float(np.float32(math.sqrt(32)))), ("bfloat16", 5.65625), ("float16", 5.65625)],
+)
+def test_embedding_scale_is_rounded_as_the_table_is(dtype: str, scale: float) -> None:
+    checkpoint = gguf_checkpoint()
+    config = dataclasses.replace(read_model_config(checkpoint), scale_embedding=True)
+    decoder = load_decoder(checkpoint, config, RecordingOps(), dtype=dtype)  # type: ignore[arg-type]
+    assert decoder.embedding_scale == scale
+    assert load(checkpoint, dtype).embedding_scale == 1.0
 
 
 def test_unknown_dtype_is_refused() -> None:
