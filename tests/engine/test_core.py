@@ -161,6 +161,19 @@ def test_a_prefix_hit_changes_no_token_and_is_reported() -> None:
     assert sum(stats.prefix_cache_queries for stats in warm.stats) == 100
 
 
+def test_a_sequence_that_continues_where_another_ended_is_not_taken_for_it() -> None:
+    core = make_core(max_num_seqs=1)
+    prompt = list(range(700, 733))
+    cached = request("cached", prompt, max_tokens=1)
+    run_all(core, [cached])
+    # `first` ends by decoding position 31; `second` has 32 cached tokens and begins at 32.
+    first = request("first", list(range(31)), max_tokens=2, ignore_eos=True)
+    second = request("second", prompt, max_tokens=3, temperature=1.0, seed=4, ignore_eos=True)
+    collector = run_all(core, [first, second])
+    assert collector["second"].num_cached_tokens == 32
+    check_all(collector, [first, second])
+
+
 def test_logprobs_are_those_of_the_tokens_they_come_with() -> None:
     core = make_core()
     requests = [

@@ -2,89 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
-
 import numpy as np
-import numpy.typing as npt
 
+from takt.engine.block_filler import BlockFiller, BlockTables
 from takt.engine.seats import Seats
+from takt.engine.steady import SteadyDecoder
+from takt.engine.step_buffer import FilledStep, ScoredSpan, StepBuffer
 from takt.errors import InvariantError
-from takt.kvcache.block_tables import NO_BLOCK
 from takt.scheduler.output import ScheduledRequest, SchedulerOutput
 from takt.scheduler.request import Request
-from takt.types.step import NO_LOGPROBS, SAMPLE, StepInput, StepLimits, StepOutput
-
-
-class BlockTables(Protocol):
-    """What a step reads of the KV manager; sequences are named by their requests."""
-
-    def rows(self, seqs: Sequence[Request]) -> npt.NDArray[np.int64]:
-        """Row of each sequence among the tables, `[num_seqs]`."""
-        ...
-
-    def write_block_tables(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int32]) -> None:
-        """Fills `out[:, :len(rows)]`, `[num_kv_groups, num_seqs, width]`, padded with -1."""
-        ...
-
-    def write_slots(
-        self,
-        token_rows: npt.NDArray[np.int64],
-        positions: npt.NDArray[np.int32],
-        out: npt.NDArray[np.int64],
-    ) -> None:
-        """Fills `out[:, :num_tokens]`; `token_rows` is the row of each token's sequence."""
-        ...
-
-
-class StepBuffer:
-    """Input and output of one step in flight, made once."""
-
-    def __init__(self, limits: StepLimits) -> None:
-        self.step = StepInput(limits)
-        self.output = StepOutput(limits)
-        self.step.views["block_tables"].fill(NO_BLOCK)
-        self.table_width = 0
-        """Columns of the block tables that may hold blocks."""
-        self.gathered: tuple[int, list[int]] | None = None
-        """What the constant columns of the rows hold: version of the seats, and their order."""
-
-
-@dataclass(slots=True)
-class ScoredSpan:
-    """Rows of one request that score its prompt positions `first_scored .. end - 1`.
-
-    Position 0 has no row: nothing predicts it. A span that begins the prompt reports it as None.
-    """
-
-    request: Request
-    first_scored: int
-    end: int
-    first_row: int
-
-    @property
-    def is_first(self) -> bool:
-        return self.first_scored == 1
-
-    @property
-    def num_rows(self) -> int:
-        return max(self.end - self.first_scored, 0)
-
-
-@dataclass(slots=True)
-class FilledStep:
-    """What the rows of a step belong to, so that its output can be read."""
-
-    scheduled: SchedulerOutput
-    num_rows: int = 0
-    sampled: list[Request] = field(default_factory=list)
-    sampled_rows: list[int] = field(default_factory=list)
-    scored: list[ScoredSpan] = field(default_factory=list)
-    newly_seated: list[Request] = field(default_factory=list)
-    """Scheduled for the first time, or again after they were preempted."""
-    num_kv_tokens_read: int = 0
-    num_qk_pairs: int = 0
+from takt.types.step import NO_LOGPROBS, SAMPLE, StepInput, StepLimits
 
 
 class BatchFiller:
@@ -104,9 +31,9 @@ class BatchFiller:
         runs_ahead: bool,
     ) -> None:
         self._limits = limits
-        self._block_size = block_size
-        self._tables = tables
+        self._blocks = BlockFiller(tables, block_size)
         self._seats = seats
+        self._steady = SteadyDecoder(self._blocks, seats, block_size)
         self._runs_ahead = runs_ahead
         self._ramp = np.arange(limits.max_num_tokens + 1, dtype=np.int64)
         self._num_scored: dict[Request, int] = {}
@@ -116,6 +43,15 @@ class BatchFiller:
         self._num_scored.pop(request, None)
 
     def fill(self, scheduled: SchedulerOutput, buffer: StepBuffer) -> FilledStep:
+        if self._runs_ahead:
+            return self._fill_whole(scheduled, buffer)
+        filled = self._steady.refill(scheduled, buffer)
+        if filled is None:
+            filled = self._fill_whole(scheduled, buffer)
+            self._steady.remember(filled, buffer)
+        return filled
+
+    def _fill_whole(self, scheduled: SchedulerOutput, buffer: StepBuffer) -> FilledStep:
         filled = FilledStep(scheduled)
         rows = _Rows()
         token_ids = self._collect(filled, rows)
@@ -165,7 +101,7 @@ class BatchFiller:
         num_seqs, num_tokens = len(items), len(token_ids)
         views["token_ids"][:num_tokens] = token_ids
         starts = np.array([item.start for item in items], dtype=np.int64)
-        table_rows = self._tables.rows([item.request for item in items])
+        table_rows = self._blocks.rows([item.request for item in items])
         if num_tokens == num_seqs:  # one token each
             views["query_start"][: num_seqs + 1] = self._ramp[: num_seqs + 1]
             views["positions"][:num_seqs] = starts
@@ -183,7 +119,7 @@ class BatchFiller:
             # The query at position p reads p + 1 keys.
             filled.num_qk_pairs = int((lengths * (starts + ends + 1)).sum()) // 2
         views["seq_lens"][:num_seqs] = ends
-        self._fill_blocks(buffer, table_rows, token_rows, num_tokens, int(ends.max()))
+        self._blocks.fill(buffer, table_rows, token_rows, int(ends.max()))
 
     def _append_tokens(
         self, token_ids: list[int], item: ScheduledRequest, seat: int, step_id: int
@@ -207,27 +143,6 @@ class BatchFiller:
             )
         token_ids += before
         token_ids.append(-1 - (steps_back - 1) * self._limits.max_num_rows - row)
-
-    def _fill_blocks(
-        self,
-        buffer: StepBuffer,
-        table_rows: npt.NDArray[np.int64],
-        token_rows: npt.NDArray[np.int64],
-        num_tokens: int,
-        longest: int,
-    ) -> None:
-        views = buffer.step.views
-        tables = views["block_tables"]
-        # Columns that no sequence of this step reaches stay as they are, all padding.
-        width = -(-longest // self._block_size)
-        if width < buffer.table_width:
-            tables[:, :, width : buffer.table_width] = NO_BLOCK
-        buffer.table_width = width
-        self._tables.write_block_tables(table_rows, tables[:, :, :width])
-        slots = views["slot_mapping"]
-        self._tables.write_slots(token_rows, views["positions"][:num_tokens], slots)
-        if slots[:, :num_tokens].min() < 0:
-            raise InvariantError("a scheduled token has no KV block")
 
     # -- rows of logits -----------------------------------------------------------------------
 

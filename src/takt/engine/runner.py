@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from takt.clock import Clock
-from takt.engine.batch import BatchFiller, BlockTables, FilledStep, StepBuffer
+from takt.engine.batch import BatchFiller
+from takt.engine.block_filler import BlockTables
 from takt.engine.executor import Executor
 from takt.engine.messages import TokenLogprob
 from takt.engine.seats import Seats
+from takt.engine.step_buffer import FilledStep, StepBuffer
 from takt.errors import InvariantError
 from takt.scheduler.output import SampledToken, SchedulerOutput
 from takt.scheduler.request import Request
