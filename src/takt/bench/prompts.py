@@ -63,7 +63,8 @@ class PromptMaker:
         if request.prefix_id is not None:
             prefix = self._draw(f"prefix-{request.prefix_id}", request.num_prefix_tokens)
         goal = request.num_prompt_tokens
-        own = self._draw(f"prompt-{request.index}", goal)
+        # Twice as many as there should be: a tokenizer may join words.
+        own = self._draw(f"prompt-{request.index}", 2 * goal)
         num_words = goal
         for _ in range(_MAX_TRIES):
             words = [*prefix, *own][: max(num_words, 1)]

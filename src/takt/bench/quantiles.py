@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +11,8 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 
-_EXACT_BELOW = 400
-"""Up to this many samples the binomial is summed; above, n p (1 - p) decides for the normal."""
-
-_Z = 1.959963984540054
-"""Normal quantile of (1 + CONFIDENCE) / 2."""
+_NEGLIGIBLE_SPREADS = 9.0
+"""Standard deviations from the mean beyond which a binomial's tail is below 1e-17."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,30 +51,26 @@ def rank_interval(n: int, p: float) -> tuple[int, int]:
     0 and n + 1 stand for no bound on that side. Each side leaves at most half of what is left over.
     """
     tail = (1 - CONFIDENCE) / 2
-    if n <= _EXACT_BELOW or n * p * (1 - p) < 25:
-        return _exact_ranks(n, p, tail)
-    centre, spread = n * p, _Z * math.sqrt(n * p * (1 - p))
-    # Half a rank for the step of a discrete distribution, outwards.
-    return max(math.floor(centre - spread - 0.5) + 1, 0), min(
-        math.ceil(centre + spread + 0.5), n
-    ) + 1
+    reach = math.ceil(_NEGLIGIBLE_SPREADS * math.sqrt(n * p * (1 - p))) + 1
+    low = max(math.floor(n * p) - reach, 0)
+    high = min(math.ceil(n * p) + reach, n) + 1
+    mass = _binomial_mass(n, p)
+    below = mass(low)
+    while below <= tail:
+        low += 1
+        below += mass(low)
+    above = mass(high - 1)
+    while above <= tail:
+        high -= 1
+        above += mass(high - 1)
+    return low, high
 
 
-def _exact_ranks(n: int, p: float, tail: float) -> tuple[int, int]:
-    """P(B < l) <= tail for the largest such l, and P(B >= u) <= tail for the smallest such u."""
-    log_p, log_q = math.log(p), math.log1p(-p)
-    log_n = math.lgamma(n + 1)
+def _binomial_mass(n: int, p: float) -> Callable[[int], float]:
+    log_p, log_q, log_n = math.log(p), math.log1p(-p), math.lgamma(n + 1)
 
     def mass(k: int) -> float:
         log_choose = log_n - math.lgamma(k + 1) - math.lgamma(n - k + 1)
         return math.exp(log_choose + k * log_p + (n - k) * log_q)
 
-    low, below = 0, mass(0)
-    while low < n and below <= tail:
-        low += 1
-        below += mass(low)
-    high, above = n + 1, mass(n)
-    while high > 1 and above <= tail:
-        high -= 1
-        above += mass(high - 1)
-    return low, high
+    return mass
