@@ -19,6 +19,7 @@ from takt.config import (
     SchedulerOptions,
     ServerOptions,
 )
+from takt.gateway.options import GatewayOptions
 
 OptionTable = (
     type[ModelConfigOptions]
@@ -26,6 +27,7 @@ OptionTable = (
     | type[SchedulerOptions]
     | type[ServerOptions]
     | type[BenchOptions]
+    | type[GatewayOptions]
 )
 
 ENGINE_TABLES: tuple[OptionTable, ...] = (ModelConfigOptions, CacheOptions, SchedulerOptions)
@@ -37,6 +39,7 @@ PANELS: dict[OptionTable, str] = {
     SchedulerOptions: "Scheduler",
     ServerOptions: "Server",
     BenchOptions: "Load",
+    GatewayOptions: "Gateway",
 }
 
 

@@ -49,11 +49,13 @@ class Attempt(msgspec.Struct, frozen=True, omit_defaults=True):
     wait_ms: int = 0
 
 
-class Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True, omit_defaults=True):
     """Status and headers of an answer; headers as the upstream sent them, end-to-end only."""
 
     status: int
     headers: list[tuple[str, str]]
+    is_body_kept: bool = True
+    """False where bodies are not kept at rest."""
 
 
 class StoredRequest(msgspec.Struct, frozen=True):
@@ -63,6 +65,8 @@ class StoredRequest(msgspec.Struct, frozen=True):
     path_and_query: str
     headers: list[tuple[str, str]]
     body: bytes
+    key: str
+    """As the upstream sees it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ class Terms:
     failed_ttl_ms: int
     """Of the record if an unknown outcome settles it here."""
     upstream: str
+    """Where an attempt is sent at once; empty if it is not sent yet."""
     deduplicates: bool
     on_unknown: OnUnknown
     allow_takeover: bool = True

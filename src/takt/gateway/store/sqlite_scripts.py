@@ -244,9 +244,10 @@ def _next_token(db: sqlite3.Connection) -> int:
 
 def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) -> Claimed:
     token = _next_token(db)
+    is_sent = terms.upstream != ""
     db.execute(
         "INSERT INTO records VALUES "
-        "(?,?,?,?,?,?,'processing',?,?,?,?,?,1,?,?,1,0,0,'',?,?,?,x'',x'')",
+        "(?,?,?,?,?,?,'processing',?,?,?,?,?,?,?,?,?,0,0,'',?,?,?,x'',x'')",
         (
             identity.digest,
             identity.fingerprint,
@@ -259,14 +260,16 @@ def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) 
             terms.owner,
             now.lease_ns + terms.lease_ms * NS_PER_MS,
             now.boot_id,
+            is_sent,
             terms.upstream,
             terms.deduplicates,
+            is_sent,
             now.wall_ms,
             now.wall_ms,
             now.wall_ms + terms.ttl_ms,
         ),
     )
-    return Claimed(token, 1, False, False, "")
+    return Claimed(token, int(is_sent), False, False, "")
 
 
 def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> Claimed:
@@ -274,10 +277,11 @@ def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> C
     token = _next_token(db)
     _delete_answer(db, row["digest"])
     taken_over = row["state"] == State.PROCESSING
+    is_sent = terms.upstream != ""
     db.execute(
         "UPDATE records SET state = 'processing', token = ?, claim_id = ?, owner = ?, "
-        "lease_until_ns = ?, boot_id = ?, num_unknown = num_unknown + in_flight, in_flight = 1, "
-        "upstream = ?, deduplicates = ?, num_attempts = num_attempts + 1, num_chunks = 0, "
+        "lease_until_ns = ?, boot_id = ?, num_unknown = num_unknown + in_flight, in_flight = ?, "
+        "upstream = ?, deduplicates = ?, num_attempts = num_attempts + ?, num_chunks = 0, "
         "cause = '', head = x'', updated_ms = ?, expires_ms = ? WHERE digest = ?",
         (
             token,
@@ -285,8 +289,10 @@ def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> C
             terms.owner,
             now.lease_ns + terms.lease_ms * NS_PER_MS,
             now.boot_id,
+            is_sent,
             terms.upstream,
             terms.deduplicates,
+            is_sent,
             now.wall_ms,
             now.wall_ms + terms.ttl_ms,
             row["digest"],
@@ -294,7 +300,7 @@ def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> C
     )
     return Claimed(
         token,
-        row["num_attempts"] + 1,
+        row["num_attempts"] + is_sent,
         taken_over,
         taken_over and bool(row["in_flight"]),
         row["upstream"] if taken_over else "",

@@ -43,13 +43,14 @@ end
 
 local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
     local token = redis.call('INCR', fence)
+    local is_sent = upstream == '' and 0 or 1
     redis.call('DEL', chunks, request)
     redis.call('ZREM', dead, digest)
     redis.call('HSET', record, 'state', 'processing', 'token', token, 'claim_id', claim_id,
-        'owner', owner, 'lease_until_ms', now + lease_ms, 'in_flight', 1, 'upstream', upstream,
+        'owner', owner, 'lease_until_ms', now + lease_ms, 'in_flight', is_sent, 'upstream', upstream,
         'deduplicates', deduplicates, 'num_chunks', 0, 'cause', '', 'head', '',
         'updated_ms', now)
-    local num_attempts = redis.call('HINCRBY', record, 'num_attempts', 1)
+    local num_attempts = redis.call('HINCRBY', record, 'num_attempts', is_sent)
     keep_for(ttl_ms)
     return token, num_attempts
 end

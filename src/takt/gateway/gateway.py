@@ -1,0 +1,254 @@
+"""From a request to the execution that answers it: claimed here, joined, followed or replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from takt.gateway.assignment import Assignment
+from takt.gateway.errors import GatewayError, store_unavailable
+from takt.gateway.execution import Execution
+from takt.gateway.keys import RequestKey
+from takt.gateway.leader import Leader
+from takt.gateway.parts import Parts
+from takt.gateway.recorder import NoRecorder, RecordWriter
+from takt.gateway.replay import Follower, settled_execution
+from takt.gateway.states import (
+    SETTLED,
+    Claim,
+    Claimed,
+    Mismatch,
+    OnUnknown,
+    Running,
+    Settled,
+    State,
+    Terms,
+)
+from takt.gateway.store.base import Held, StoreUnavailableError
+from takt.gateway.tracing import RequestSpan
+from takt.gateway.upstream import Upstream
+
+logger = logging.getLogger("takt.gateway")
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    execution: Execution
+    is_duplicate: bool
+    """The answer is, or will be, that of another request."""
+
+
+class Gateway:
+    """Owns every execution of this process, by digest."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._owner = uuid.uuid4().hex
+        self._executions: dict[str, Execution] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._tasks)
+
+    def start_without_key(self, assignment: Assignment, span: RequestSpan) -> Execution:
+        """A request that nobody can ask for again: made again only if it was certainly not
+        executed. Runs until it ends or its reader calls `abandon`."""
+        method = assignment.request.method
+        assignment = replace(assignment, may_repeat=method in SAFE_METHODS)
+        execution = Execution("")
+        self.parts.budgets[assignment.route.name].deposit()
+        leader = Leader(self.parts, assignment, execution, NoRecorder(), span)
+        task = self._run(leader.run(self._choose(assignment)))
+        execution.on_abandoned = task.cancel
+        return execution
+
+    async def find(self, key: RequestKey, assignment: Assignment, span: RequestSpan) -> Found:
+        """The execution that answers a request with a key.
+
+        Raises `GatewayError`: 422 for a key that was used with another body, 503 if the store
+        does not answer, and then nothing is executed.
+        """
+        digest = key.identity.digest
+        running = self._executions.get(digest)
+        if running is not None:
+            return self._join(running, key)
+        first = self._choose(assignment)
+        claim = await self._claim(key, assignment, first)
+        if isinstance(claim, Mismatch):
+            raise _mismatch()
+        if isinstance(claim, Settled):
+            return Found(await self._settled(claim, key, assignment), is_duplicate=True)
+        # A claim of this process that was answered together with ours is registered by now.
+        running = self._executions.get(digest)
+        if running is not None and isinstance(claim, Running):
+            return self._join(running, key)
+        execution = Execution(key.identity.fingerprint)
+        self._executions[digest] = execution
+        if isinstance(claim, Claimed):
+            self._lead(key, assignment, claim, execution, first, span)
+            return Found(execution, is_duplicate=False)
+        follower = Follower(
+            self.parts.store,
+            self.parts.sealer,
+            digest,
+            claim.token,
+            execution,
+            lambda: self.parts.keeper.allows_takeover,
+        )
+        self._run(self._follow(follower, digest, execution))
+        return Found(execution, is_duplicate=True)
+
+    async def stop(self) -> None:
+        """Ends what still runs; its leases go to whoever asks next."""
+        try:
+            await self.parts.keeper.release()
+        except StoreUnavailableError as error:
+            logger.error("leases were not released: %s", error)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _join(self, execution: Execution, key: RequestKey) -> Found:
+        if execution.fingerprint != key.identity.fingerprint:
+            raise _mismatch()
+        return Found(execution, is_duplicate=True)
+
+    def _choose(self, assignment: Assignment) -> Upstream | None:
+        return self.parts.router.choose(assignment.route.upstreams)
+
+    async def _claim(
+        self, key: RequestKey, assignment: Assignment, first: Upstream | None
+    ) -> Claim:
+        ttl = self.parts.policy.ttl
+        terms = Terms(
+            claim_id=uuid.uuid4().hex,
+            owner=self._owner,
+            lease_ms=self.parts.options.lease_ms,
+            ttl_ms=1000 * ttl.processing,
+            failed_ttl_ms=1000 * ttl.failed_final,
+            upstream="" if first is None else first.url,
+            deduplicates=first is not None and first.deduplicates,
+            on_unknown=OnUnknown.RETRY if assignment.may_repeat else OnUnknown.FAIL,
+            allow_takeover=self.parts.keeper.allows_takeover,
+        )
+        begin_ns = self.parts.clock.now_ns()
+        try:
+            claim = await self.parts.store.claim(key.identity, terms)
+        except StoreUnavailableError as error:
+            self.parts.keeper.store_failed(error)
+            raise store_unavailable() from None
+        self.parts.metrics.store_seconds.observe((self.parts.clock.now_ns() - begin_ns) / 1e9)
+        return claim
+
+    def _lead(
+        self,
+        key: RequestKey,
+        assignment: Assignment,
+        claim: Claimed,
+        execution: Execution,
+        first: Upstream | None,
+        span: RequestSpan,
+    ) -> None:
+        service = assignment.route.service
+        self.parts.budgets[assignment.route.name].deposit()
+        if claim.taken_over:
+            self.parts.metrics.takeovers.labels(service).inc()
+        if claim.was_in_flight:
+            self.parts.metrics.unknown.labels(service, "retry").inc()
+            assignment, first = self._after_takeover(assignment, claim, first)
+        digest = key.identity.digest
+        writer = RecordWriter(
+            self.parts.store,
+            self.parts.sealer,
+            Held(digest, claim.token),
+            execution,
+            self.parts.policy.ttl,
+        )
+        leader = Leader(self.parts, assignment, execution, writer, span)
+        task = self._run(self._led(leader, first, writer, digest, execution, service))
+        writer.on_lost = task.cancel
+        self.parts.keeper.add(writer)
+
+    def _after_takeover(
+        self, assignment: Assignment, claim: Claimed, first: Upstream | None
+    ) -> tuple[Assignment, Upstream | None]:
+        """The upstream that may have executed the request is asked again, if it deduplicates:
+        with `fail` only that one, else rather that one."""
+        former = self.parts.router.upstreams.get(claim.upstream)
+        if former is None or not former.deduplicates:
+            return assignment, first
+        if not assignment.may_repeat:
+            # The claim was recorded with another upstream; the leader records this one.
+            pinned = replace(assignment, pinned=former.url)
+            return pinned, first if first is former else None
+        return assignment, former if former.can_serve and first is former else first
+
+    async def _led(
+        self,
+        leader: Leader,
+        first: Upstream | None,
+        writer: RecordWriter,
+        digest: str,
+        execution: Execution,
+        service: str,
+    ) -> None:
+        try:
+            await leader.run(first)
+        finally:
+            self.parts.keeper.remove(writer)
+            self._forget(digest, execution)
+            if execution.state is not State.PROCESSING:
+                status = "success" if execution.state is State.SUCCEEDED else "failed"
+                self.parts.metrics.requests.labels(service, status).inc()
+
+    async def _follow(self, follower: Follower, digest: str, execution: Execution) -> None:
+        try:
+            await follower.run()
+        finally:
+            self._forget(digest, execution)
+
+    def _forget(self, digest: str, execution: Execution) -> None:
+        if self._executions.get(digest) is execution:
+            del self._executions[digest]
+
+    async def _settled(self, claim: Settled, key: RequestKey, assignment: Assignment) -> Execution:
+        if claim.settled_now:
+            self.parts.metrics.unknown.labels(assignment.route.service, "fail").inc()
+        try:
+            snapshot = await self.parts.store.read(key.identity.digest, 0)
+        except StoreUnavailableError as error:
+            self.parts.keeper.store_failed(error)
+            raise store_unavailable() from None
+        if snapshot is None or snapshot.record.state not in SETTLED:
+            # Its time to live ended, or an operator replays it: the caller asks again.
+            execution = Execution(key.identity.fingerprint)
+            execution.lose()
+            return execution
+        return settled_execution(snapshot, self.parts.sealer)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a request failed here", exc_info=task.exception())
+
+
+def _mismatch() -> GatewayError:
+    return GatewayError(
+        422,
+        "idempotency_key_reused",
+        "This key was used with another body; use a new key for a new request.",
+        param="Idempotency-Key",
+    )

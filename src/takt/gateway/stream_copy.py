@@ -1,0 +1,63 @@
+"""Copies an upstream's stream into an execution, or verifies that it continues one exactly."""
+
+from __future__ import annotations
+
+from takt.gateway.attempt import AttemptFailedError
+from takt.gateway.execution import Execution
+from takt.gateway.retry import Failure, Outcome
+from takt.gateway.states import Head
+from takt.gateway.stream_end import ERROR_START, StreamEnd
+
+
+class StreamDivergedError(Exception):
+    """A stream begun anew is not the one that clients have already seen a part of."""
+
+
+class StreamCopy:
+    """One attempt's stream. What the execution holds already must come again, byte for byte."""
+
+    def __init__(self, execution: Execution, head: Head, *, expects_done: bool) -> None:
+        self._execution = execution
+        self._head = head
+        self._expects_done = expects_done
+        self._end = StreamEnd()
+        self._seen = b"".join(execution.pieces)
+        self._position = 0
+
+    @property
+    def rest(self) -> bytes:
+        """What is held until the answer is recorded."""
+        return self._end.held
+
+    def feed(self, piece: bytes) -> None:
+        """Raises `StreamDivergedError`, or `AttemptFailedError` if the stream is only an error."""
+        passed = self._end.feed(piece)
+        if self._position < len(self._seen):
+            expected = self._seen[self._position : self._position + len(passed)]
+            if not passed.startswith(expected):
+                raise StreamDivergedError
+            self._position += len(expected)
+            passed = passed[len(expected) :]
+        if not passed:
+            return
+        if self._execution.num_bytes == 0:
+            if passed.startswith(ERROR_START):
+                raise AttemptFailedError(_failure(Outcome.FAILED, "an error event"))
+            self._execution.start(self._head)
+        self._execution.append(passed)
+
+    def check_end(self) -> None:
+        """Raises if the stream ended too early."""
+        if self._position < len(self._seen):
+            raise StreamDivergedError
+        if self._expects_done and not self._end.is_done:
+            raise AttemptFailedError(_failure(Outcome.UNKNOWN, "it ended without [DONE]"))
+
+
+def expects_done(path: str) -> bool:
+    """Whether OpenAI's API ends streams of this path with `data: [DONE]`."""
+    return path.endswith("/completions")
+
+
+def _failure(outcome: Outcome, cause: str) -> Failure:
+    return Failure(kind="stream", outcome=outcome, cause=f"stream: {cause}")
