@@ -24,6 +24,12 @@ int checked(int num_threads) {
 
 }  // namespace
 
+Pool::Use::Use(Pool& pool) : pool_(pool) {
+  if (pool_.in_use_.exchange(true, std::memory_order_acquire)) {
+    throw std::invalid_argument("two threads run programs on one pool at once");
+  }
+}
+
 Pool::Pool(int num_threads, int num_peers)
     : spin_ns_(int64_t{num_threads} * (1 + num_peers) <= num_usable_cpus() ? kSpinNs : 0),
       announcements_(checked(num_threads)) {

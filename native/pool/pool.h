@@ -14,6 +14,18 @@ namespace takt {
 
 class Pool {
  public:
+  // Holds a pool for one caller at a time; throws std::invalid_argument if another one has it.
+  class Use {
+   public:
+    explicit Use(Pool& pool);
+    ~Use() { pool_.in_use_.store(false, std::memory_order_release); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    Pool& pool_;
+  };
+
   // Makes num_threads - 1 threads. Waits spin if the pool and its `num_peers` other pools of equal
   // size on these CPUs can all run at once, and sleep otherwise.
   explicit Pool(int num_threads, int num_peers = 0);
@@ -33,7 +45,7 @@ class Pool {
   bool wait_until_free(uint64_t epoch);
 
   // Runs instructions [first, end) of a step whose control was reset with next_epoch(). Threads
-  // that fell behind may still be inside when it returns. False if aborted. One caller at a time.
+  // that fell behind may still be inside when it returns. False if aborted.
   bool run(Step& step, int first, int end);
 
   // Ends all waits, now and later; every run fails from now on. May be called by any thread.
@@ -58,6 +70,7 @@ class Pool {
   alignas(64) std::atomic<uint32_t> wake_{0};  // changes when a region begins
   std::atomic<uint32_t> num_parked_{0};
   std::atomic<bool> closing_{false};
+  std::atomic<bool> in_use_{false};
   std::vector<std::thread> threads_;
 };
 

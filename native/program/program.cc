@@ -30,9 +30,28 @@ Program::~Program() {
 }
 
 void Program::run(const std::byte* step_input, std::byte* step_output) {
-  begin(step_input);
-  execute(0, num_instructions());
-  end(step_output);
+  const Pool::Use use(*pool_);
+  begin_step(step_input);
+  execute_range(0, num_instructions());
+  end_step(step_output);
+}
+
+void Program::begin(const std::byte* step_input) {
+  const Pool::Use use(*pool_);
+  begin_step(step_input);
+}
+
+void Program::execute(int first, int end) {
+  const Pool::Use use(*pool_);
+  if (first < 0 || end > num_instructions()) {
+    throw std::invalid_argument("no such instructions in this program");
+  }
+  execute_range(first, end);
+}
+
+void Program::end(std::byte* step_output) {
+  const Pool::Use use(*pool_);
+  end_step(step_output);
 }
 
 // A context that no thread is in. Nearly always the first, whose memory is in the caches; others
@@ -46,8 +65,8 @@ StepContext* Program::free_context() {
   return pool_->wait_until_free(oldest->control().epoch()) ? oldest : nullptr;
 }
 
-void Program::begin(const std::byte* step_input) {
-  if (current_ != nullptr) throw std::logic_error("a step of this program is in progress");
+void Program::begin_step(const std::byte* step_input) {
+  current_ = nullptr;
   start_ns_ = now_ns();
   StepContext* context = pool_->is_aborted() ? nullptr : free_context();
   if (context == nullptr) throw std::runtime_error("the thread pool was aborted");
@@ -55,8 +74,8 @@ void Program::begin(const std::byte* step_input) {
   current_ = context;
 }
 
-void Program::execute(int first, int end) {
-  if (current_ == nullptr) throw std::logic_error("no step of this program is in progress");
+void Program::execute_range(int first, int end) {
+  if (current_ == nullptr) throw std::invalid_argument("no step of this program was begun");
   if (first >= end) return;
   if (!pool_->run(*current_, first, end)) {
     current_ = nullptr;
@@ -64,8 +83,8 @@ void Program::execute(int first, int end) {
   }
 }
 
-void Program::end(std::byte* step_output) {
-  if (current_ == nullptr) throw std::logic_error("no step of this program is in progress");
+void Program::end_step(std::byte* step_output) {
+  if (current_ == nullptr) throw std::invalid_argument("no step of this program was begun");
   write_rows(step_output);
   const int64_t header[8] = {current_->input().step_id(), start_ns_,
                              now_ns(),                    current_->input().num_rows(),

@@ -27,12 +27,15 @@ class Program {
   void run(const std::byte* step_input, std::byte* step_output);
 
   // The same in pieces, for running operators one by one: begin, then execute every range of
-  // instructions in order, then end.
+  // instructions in order, then end. A step that was begun and not ended is forgotten by the next.
   void begin(const std::byte* step_input);
   void execute(int first, int end);
   void end(std::byte* step_output);
 
  private:
+  void begin_step(const std::byte* step_input);
+  void execute_range(int first, int end);
+  void end_step(std::byte* step_output);
   StepContext* free_context();
   void write_rows(std::byte* step_output) const;
 

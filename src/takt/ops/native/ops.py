@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -53,9 +54,7 @@ class NativeOps:
         self, parts: Sequence[QuantTensor], bias: np.ndarray | None = None
     ) -> _native.Weight:
         """See `takt.ops.base.Ops`; raises `ModelError` if parts and bias do not agree."""
-        raw = [
-            (np.ascontiguousarray(p.raw), _TYPE_INDEX[p.type], p.num_columns) for p in parts
-        ]
+        raw = [(np.ascontiguousarray(p.raw), _TYPE_INDEX[p.type], p.num_columns) for p in parts]
         if bias is not None:
             bias = np.ascontiguousarray(bias, dtype=np.float32)
         try:
@@ -154,9 +153,7 @@ class NativeOps:
             )
         )
 
-    def gated_mlp(
-        self, x: int, gate_up: _native.Weight, down: _native.Weight, kind: str
-    ) -> int:
+    def gated_mlp(self, x: int, gate_up: _native.Weight, down: _native.Weight, kind: str) -> int:
         return int(
             self._call(
                 ("gated_mlp", x, gate_up, down, kind),
@@ -171,7 +168,7 @@ class NativeOps:
     def sample(self, logits: int) -> None:
         self._call(("sample", logits), lambda b: b.sample(logits))
 
-    def _call(self, key: tuple[object, ...], emit: Callable[[_native.ProgramBuilder], object]):
+    def _call(self, key: tuple[object, ...], emit: Callable[[_native.ProgramBuilder], Any]) -> Any:
         if self._recorder is None:
             raise InvariantError(f"{key[0]} was called outside of a program's forward")
         return self._recorder.call(key, emit)
