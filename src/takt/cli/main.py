@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 import takt
+from takt.cli import gateway
 from takt.cli.arguments import translate
 from takt.cli.options import (
     ENGINE_TABLES,
@@ -113,10 +114,14 @@ def version() -> None:
     typer.echo(takt.__version__)
 
 
+gateway.register(app)
+
+
 def known_flags(command_name: str) -> frozenset[str] | None:
-    """Every spelling of a command's options; None if there is no such command."""
+    """Every spelling of a command's options; None if there is no such command, or it is a group
+    of commands that have options of their own."""
     command = getattr(typer.main.get_command(app), "commands", {}).get(command_name)
-    if command is None:
+    if command is None or hasattr(command, "commands"):
         return None
     names = {"--help", "-h"}
     for parameter in command.params:
