@@ -48,12 +48,16 @@ def find_changes(
     if any(a.verdict in (Verdict.LOAD_NO, Verdict.CANDIDATE) for a in found):
         changes += _load_change(question, found, precision)
     changes += _target_changes(question, found, precision)
+    if pinned != Pinned():
+        free = [assess(question, t, precision) for t in topologies(question.model, cluster)]
+        others = _target_changes(question, free, precision)
+        changes += [change for change in others if change not in changes]
     return changes
 
 
 def _precision_change(held: Assessment) -> Change:
     return Change(
-        "precision", f"--dtype {held.precision.weights} ({held.topology.label})", held.topology, 0.0
+        "precision", f"--dtype {held.precision.name} ({held.topology.label})", held.topology, 0.0
     )
 
 
@@ -127,9 +131,7 @@ def capacity(
     return low
 
 
-def _holds_at(
-    question: Question, topology: Topology, precision: Precision, rate: float
-) -> bool:
+def _holds_at(question: Question, topology: Topology, precision: Precision, rate: float) -> bool:
     slower = replace(question, workload=replace(question.workload, requests_per_s=rate))
     answer = assess(slower, topology, precision)
     return answer.verdict is Verdict.CANDIDATE and answer.ratio * _MARGIN <= 1
@@ -176,9 +178,7 @@ def _balanced(question: Question, answer: Assessment, precision: Precision) -> A
     return better if better.predicted is not None else answer
 
 
-def _best_estimate(
-    question: Question, cluster: Cluster, precision: Precision
-) -> Assessment | None:
+def _best_estimate(question: Question, cluster: Cluster, precision: Precision) -> Assessment | None:
     """With all devices in use; None if no topology is fast enough alone."""
     best: Assessment | None = None
     for topology in topologies(question.model, cluster):

@@ -32,7 +32,11 @@ def find_model(name: str) -> ModelShape:
     if shape is not None:
         return shape
     alias = ALIASES.get(name)
-    if alias is not None and alias.is_cached:
+    if alias is not None:
+        if not alias.is_cached:
+            raise PlanInputError(
+                f"model {name!r} is not in the cache; run `takt pull {name}` first"
+            )
         return _from_gguf(alias.path)
     raise unknown_name("model", name, [*known, *ALIASES])
 
@@ -50,24 +54,18 @@ def known_models() -> dict[str, ModelShape]:
 
 
 def _from_section(section: Section) -> ModelShape:
-    sizes = {
-        key: section.whole(key)
-        for key in (
-            "num_layers",
-            "hidden_size",
-            "intermediate_size",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "vocab_size",
-            "max_position_embeddings",
-        )
-    }
     has_experts = section.has("num_experts")
     return ModelShape(
         name=section.text("name"),
         repository=section.text("repository"),
-        **sizes,
+        num_layers=section.whole("num_layers"),
+        hidden_size=section.whole("hidden_size"),
+        intermediate_size=section.whole("intermediate_size"),
+        num_heads=section.whole("num_heads"),
+        num_kv_heads=section.whole("num_kv_heads"),
+        head_dim=section.whole("head_dim"),
+        vocab_size=section.whole("vocab_size"),
+        max_position_embeddings=section.whole("max_position_embeddings"),
         is_tied=section.flag("is_tied", False),
         num_experts=section.whole("num_experts") if has_experts else 0,
         num_active_experts=section.whole("num_active_experts") if has_experts else 0,
@@ -94,9 +92,7 @@ def _from_config(file: Path, fields: dict[str, Any]) -> ModelShape:
     hidden, heads = section.whole("hidden_size"), section.whole("num_attention_heads")
     layers = section.whole("num_hidden_layers")
     given_head_dim = fields.get("head_dim") is not None
-    experts = next(
-        (key for key in ("num_local_experts", "num_experts") if fields.get(key)), None
-    )
+    experts = next((key for key in ("num_local_experts", "num_experts") if fields.get(key)), None)
     return ModelShape(
         name=file.resolve().parent.name,
         repository=str(file.parent),

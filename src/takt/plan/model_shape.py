@@ -89,17 +89,20 @@ class ModelShape:
         if not self.num_experts:
             return 1.0
         share = self.num_active_experts / self.num_experts
-        return self.num_experts * (1 - (1 - share) ** max(num_tokens, 1.0))
+        missed: float = (1 - share) ** max(num_tokens, 1.0)
+        return self.num_experts * (1 - missed)
 
-    def block_bytes(self, weight_bytes: float) -> float:
-        """Bytes of all layers' weights, as the file packs them if it does."""
-        if self.file_block_bytes is not None:
-            return self.file_block_bytes
+    def block_bytes(self, weight_bytes: float | None) -> float:
+        """Bytes of all layers' weights; None is as the file packs them, 16 bits without one."""
+        if weight_bytes is None:
+            return (
+                2.0 * self.block_params if self.file_block_bytes is None else self.file_block_bytes
+            )
         return self.block_params * weight_bytes
 
-    def head_bytes(self, element_bytes: float) -> float:
-        if self.file_head_bytes is not None:
-            return self.file_head_bytes
+    def head_bytes(self, element_bytes: float | None) -> float:
+        if element_bytes is None:
+            return 2.0 * self.head_params if self.file_head_bytes is None else self.file_head_bytes
         return self.head_params * element_bytes
 
     def prefill_flops(self, num_tokens: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from takt.plan.assess import Caution, Question, assess, confirm
 from takt.plan.bounds import ClusterFloors, cluster_floors
@@ -57,8 +57,8 @@ class PlanRequest:
     precision: Precision
     workload: Workload
     targets: Targets
-    pinned: Pinned = Pinned()
-    caution: Caution = Caution()
+    pinned: Pinned = field(default_factory=Pinned)
+    caution: Caution = field(default_factory=Caution)
     other_precisions: Sequence[Precision] = ()
 
 
@@ -90,9 +90,7 @@ def make_plan(request: PlanRequest, on_progress: OnProgress | None = None) -> Pl
         workload=request.workload,
         targets=request.targets,
         caution=caution,
-        floors=cluster_floors(
-            request.model, request.cluster, request.precision, request.workload
-        ),
+        floors=cluster_floors(request.model, request.cluster, request.precision, request.workload),
         assessments=found,
         alternatives=alternatives,
         changes=changes,

@@ -31,7 +31,7 @@ class StepBreakdown:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return float(sum(getattr(self, field.name) for field in fields(self)))
 
     @property
     def largest(self) -> str:
@@ -43,7 +43,8 @@ class StepCost:
     """Durations of the steps of one replica.
 
     A product takes the longer of reading its weights, at the share of the bandwidth measured for
-    their size, and of its tiles over the device's units. KV is read at the attention's share. Stages run at the pace of the one with most layers.
+    their size, and of its tiles over the device's units. KV is read at the attention's share.
+    Stages run at the pace of the one with most layers.
     """
 
     def __init__(
@@ -61,8 +62,7 @@ class StepCost:
         curves = accelerator.gemm_curves
         self._curve = curves.get(precision.weights, curves["bf16"])
         self._peak = accelerator.flops(precision.arithmetic) * accelerator.efficiency
-        packed = model.file_block_bytes
-        self._weight_bytes = packed / model.block_params if packed else precision.weight_bytes
+        self._weight_bytes = model.block_bytes(precision.weight_bytes) / model.block_params
         self._fixed: dict[tuple[int, int, bool], tuple[float, float, float, float]] = {}
         self._kv_s_per_token = self._kv_seconds_per_token()
         self._pair_s = self._attention_seconds_per_pair()

@@ -51,6 +51,13 @@ class Targets:
     ttft_s: float | None = None
     e2e_s: float | None = None
 
+    @classmethod
+    def from_ms(cls, itl: float | None, ttft: float | None, e2e: float | None) -> Targets:
+        def seconds(value: float | None) -> float | None:
+            return None if value is None else value / 1e3
+
+        return cls(seconds(itl), seconds(ttft), seconds(e2e))
+
     def __post_init__(self) -> None:
         given = [(f.name, getattr(self, f.name)) for f in fields(self)]
         for name, value in given:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 
+from takt.errors import InvalidRequestError
 from takt.plan.errors import PlanInputError
 from takt.plan.simulate.arrivals import Arrival
 from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers
-from takt.errors import InvalidRequestError
 from takt.scheduler.base import Scheduler
 from takt.scheduler.output import SampledToken, SchedulerOutput
 from takt.scheduler.request import Request

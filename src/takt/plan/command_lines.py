@@ -1,0 +1,47 @@
+"""The command lines that start a planned service."""
+
+from __future__ import annotations
+
+import shlex
+
+from takt.plan.model_shape import ModelShape
+from takt.plan.verdict import Assessment
+from takt.plan.workload import Workload
+
+
+def takt_command(model: ModelShape, assessment: Assessment, workload: Workload) -> str:
+    return shlex.join(["takt", "serve", *_arguments(model, assessment, workload)])
+
+
+def vllm_command(model: ModelShape, assessment: Assessment, workload: Workload) -> str:
+    """As for Takt; vLLM names the quantisation that it makes itself while loading."""
+    arguments = _arguments(model, assessment, workload)
+    if assessment.precision.weights == "fp8":
+        arguments += ["--quantization", "fp8"]
+    return shlex.join(["vllm", "serve", *arguments])
+
+
+def checkpoint_note(assessment: Assessment) -> str | None:
+    """What has to be true of the checkpoint for the command lines to do what was planned."""
+    if assessment.precision.weights in ("int8", "int4"):
+        return f"the checkpoint itself must have {assessment.precision.weights} weights"
+    return None
+
+
+def _arguments(model: ModelShape, assessment: Assessment, workload: Workload) -> list[str]:
+    topology, limits = assessment.topology, assessment.limits
+    arguments = [model.repository]
+    for flag, degree in (
+        ("--tensor-parallel-size", topology.tp),
+        ("--pipeline-parallel-size", topology.pp),
+        ("--data-parallel-size", topology.dp),
+    ):
+        if degree > 1:
+            arguments += [flag, str(degree)]
+    if assessment.precision.kv_dtype != "bf16":
+        arguments += ["--kv-cache-dtype", assessment.precision.kv_dtype]
+    arguments += ["--max-model-len", str(workload.longest_tokens)]
+    if limits is not None:
+        arguments += ["--max-num-seqs", str(limits.max_num_seqs)]
+        arguments += ["--max-num-batched-tokens", str(limits.max_num_batched_tokens)]
+    return arguments
