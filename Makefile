@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: serve install test lint unit native-test reference bench-kv bench-step bench-quality clean
+.PHONY: serve install test lint unit native-test reference bench bench-peers bench-kv bench-step bench-quality clean
 
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
@@ -49,6 +49,15 @@ unit: $(VENV)/.installed-test
 # Rewrites docs/reference from the code; a test fails when it is out of date.
 reference: install
 	@$(BIN)/python -m takt.cli.reference docs/reference
+
+# The bars of the CPU engine with verdicts. ARGS="--quick" only shows that all of it runs;
+# bars against other engines take the last results of bench-peers.
+bench: install
+	@$(BIN)/python -m benchmarks.cpu --model $(MODEL) $(ARGS)
+
+# Installs other engines into build/peers and runs them and Takt on one workload, in turns.
+bench-peers: install
+	@$(BIN)/python -m benchmarks.peers --model $(MODEL) $(ARGS)
 
 bench-kv: install
 	@$(BIN)/python benchmarks/kv_pool.py

@@ -1,0 +1,1 @@
+"""One bar a file: a function from the setting of the run to its result."""
