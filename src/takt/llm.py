@@ -17,7 +17,7 @@ from takt.engine.interrupt import deferred_interrupt
 from takt.engine.load import load_model
 from takt.engine.messages import AddRequest, RequestOutput
 from takt.engine.requests import with_seed
-from takt.engine.text import TextStream
+from takt.engine.text import TextStream, stop_strings
 from takt.errors import ConfigError, InvalidRequestError
 from takt.loading.base import Tokenizer
 from takt.server.chat import ChatRenderer
@@ -200,12 +200,13 @@ class _Run:
         self._sampling = sampling
         self._eos_token_ids = tokenizer.eos_token_ids
         self.request = AddRequest(request_id, token_ids, sampling)
+        stop = stop_strings(sampling.stop)
         self._choices = [
             _Choice(
                 CompletionOutput(i, logprobs=None if sampling.logprobs is None else []),
                 TextStream(
                     tokenizer,
-                    sampling.stop,
+                    stop,
                     sampling.include_stop_str_in_output,
                     sampling.skip_special_tokens,
                     sampling.min_tokens,

@@ -226,6 +226,8 @@ class FakeServer:
             created=1,
             max_logprobs=20,
             default_max_tokens=32,
+            max_outstanding=4096,
+            has_priorities=True,
             max_token_chars=longest_token_chars(self.tokenizer),
         )
         self._http = make_http_server(build_app(self.state), self.options)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from server_fakes import BOS, ByteTokenizer
 
-from takt.engine.text import TextStream
+from takt.engine.text import TextStream, stop_strings
 
 
 class PieceTokenizer(ByteTokenizer):
@@ -25,7 +25,7 @@ class PieceTokenizer(ByteTokenizer):
 
 
 def stream_pieces(pieces: list[bytes], stop: tuple[str, ...] = (), **options: bool):
-    stream = TextStream(PieceTokenizer(pieces), stop, **options)
+    stream = TextStream(PieceTokenizer(pieces), stop_strings(stop), **options)
     deltas = [stream.push(i) for i in range(len(pieces))]
     return [*deltas, stream.finish()], stream
 
@@ -79,7 +79,7 @@ def test_text_is_cut_where_the_earliest_stop_begins(text: str, stops: tuple[str,
 
 @given(texts, stop_lists)
 def test_no_more_is_held_than_could_become_a_stop(text: str, stops: tuple[str, ...]) -> None:
-    stream = TextStream(PieceTokenizer([c.encode() for c in text]), stops)
+    stream = TextStream(PieceTokenizer([c.encode() for c in text]), stop_strings(stops))
     released = ""
     for i in range(len(text)):
         released += stream.push(i)
@@ -136,7 +136,7 @@ def test_broken_end_can_complete_a_stop() -> None:
 
 
 def test_text_of_the_first_min_tokens_is_no_stop() -> None:
-    stream = TextStream(PieceTokenizer([b"x", b"x", b"y", b"x"]), ("x",), min_tokens=2)
+    stream = TextStream(PieceTokenizer([b"x", b"x", b"y", b"x"]), stop_strings(["x"]), min_tokens=2)
     assert [stream.push(i) for i in range(4)] == ["x", "x", "y", ""]
     assert stream.stopped == "x"
 

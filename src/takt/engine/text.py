@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from takt.loading.base import Tokenizer
 
@@ -24,14 +24,14 @@ class TextStream:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        stop: Sequence[str] = (),
+        stop: Sequence[StopString] = (),
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._decoder = _new_utf8_decoder(errors="replace")
-        self._matchers = [_StopMatcher(s) for s in stop if s]
+        self._matchers = [_StopMatcher(s) for s in stop]
         self._include_stop = include_stop_str_in_output
         self._skip_special = skip_special_tokens
         self._tokens_before_stops = min_tokens
@@ -102,14 +102,31 @@ class TextStream:
         return pending[:num_chars]
 
 
+class StopString:
+    """A stop string, prepared once for every choice that looks for it."""
+
+    __slots__ = ("borders", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.borders = _border_lengths(text)
+
+
+def stop_strings(texts: Iterable[str]) -> tuple[StopString, ...]:
+    """For `TextStream`; an empty one can never be met, and is left out."""
+    return tuple(StopString(text) for text in texts if text)
+
+
 class _StopMatcher:
     """Knuth-Morris-Pratt search of one stop string in a text that comes in pieces."""
 
-    def __init__(self, stop: str) -> None:
-        self.stop = stop
+    __slots__ = ("_borders", "num_matched", "stop")
+
+    def __init__(self, stop: StopString) -> None:
+        self.stop = stop.text
         self.num_matched = 0
         """Length of the longest suffix of the text that is a proper prefix of the stop string."""
-        self._borders = _border_lengths(stop)
+        self._borders = stop.borders
 
     def advance(self, text: str) -> int | None:
         """Reads on; the index in `text` behind the first match, or None if there is none."""

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from takt.errors import InvalidRequestError
-from takt.server.body import read_json_object
+from takt.server.body import parse_json_object, read_body
 from takt.server.errors import TooLateError, unavailable
 from takt.server.fields import UnknownField, read_fields, refuse_unknown
 from takt.server.generation import Generation, TokenEvent
@@ -29,6 +29,9 @@ from takt.server.stream import EventStream, StreamFormat, abort_on_disconnect
 
 INLINE_LOGPROBS = 200
 """Logprobs of an answer that are written on the event loop; each takes some microseconds."""
+
+INLINE_BODY_BYTES = 32 * 1024
+"""A body up to this length is parsed on the event loop, in less time than a thread would cost."""
 
 Headers = list[tuple[bytes, bytes]]
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
@@ -48,8 +51,12 @@ async def read_request(
     """The checked fields of a request, and the response headers that warn of unknown ones."""
     if state.phase is Phase.DRAINING:
         raise unavailable("the server is stopping")
-    body = await read_json_object(request, state.options.max_request_bytes)
-    fields, unknown = read_fields(body, request_type)
+    body = await read_body(request, state.options.max_request_bytes)
+
+    def read() -> tuple[RequestT, list[UnknownField]]:
+        return read_fields(parse_json_object(body), request_type)
+
+    fields, unknown = read() if len(body) <= INLINE_BODY_BYTES else await state.in_text_pool(read)
     if not state.options.allow_unknown_fields:
         refuse_unknown(unknown)
     return fields, _warnings(unknown)
@@ -67,6 +74,7 @@ def prepare(
     scores_prompt: bool,
 ) -> Generation:
     """A generation that fits the model; raises `InvalidRequestError` for one that cannot."""
+    _check_choices(fields, len(prompts), model)
     info = model.engine.info
     limits = [
         fit_max_tokens(
@@ -138,10 +146,25 @@ def json_response(content: Any, headers: Headers | None = None) -> Response:
 
 def check_length(num_chars: int, model: ServedModel, field: str) -> None:
     """Refuses a text that cannot fit however it is tokenised, before the work is done."""
+    check_num_tokens(num_chars // model.max_token_chars, model, field)
+
+
+def check_num_tokens(num_tokens: int, model: ServedModel, field: str) -> None:
+    """Refuses a prompt that has at least `num_tokens` tokens and so cannot fit."""
     max_model_len = model.engine.info.max_model_len
-    num_tokens = num_chars // model.max_token_chars
     if num_tokens > max_model_len:
         raise prompt_too_long(f"at least {num_tokens}", max_model_len, field)
+
+
+def check_num_messages(num_messages: int, model: ServedModel) -> None:
+    max_model_len = model.engine.info.max_model_len
+    if num_messages > max_model_len:
+        raise InvalidRequestError(
+            f"{num_messages} messages, and the context of this model holds {max_model_len} tokens: "
+            "send fewer messages",
+            param="messages",
+            code="context_length_exceeded",
+        )
 
 
 def new_id(prefix: str) -> str:
@@ -172,6 +195,22 @@ async def _collect(
     stamps.finished()
 
 
+def _check_choices(fields: GenerationRequest, num_prompts: int, model: ServedModel) -> None:
+    if num_prompts * fields.n > model.max_outstanding:
+        raise InvalidRequestError(
+            f"the request asks for {num_prompts * fields.n} sequences ({num_prompts} prompts, n "
+            f"{fields.n}), and this server takes {model.max_outstanding} at a time "
+            "(--max-num-seqs and --max-num-waiting): send several requests",
+            param="n" if fields.n > 1 else fields.prompt_field,
+        )
+    if fields.priority and not model.has_priorities:
+        raise InvalidRequestError(
+            "priority: this server takes requests in order of arrival; start it with "
+            "--scheduling-policy priority",
+            param="priority",
+        )
+
+
 def _check_pool(
     num_prompt_tokens: int, max_tokens: int, num_kv_tokens: int, limit_field: str
 ) -> None:
@@ -187,7 +226,7 @@ def _check_pool(
 
 
 def _warnings(unknown: Sequence[UnknownField]) -> Headers:
-    names = ", ".join(field.name[:64] for field in unknown[:8])
+    names = ", ".join(field.name[:64] for field in unknown)
     if not names:
         return []
     text = ascii(f"unknown fields were ignored: {names}")[1:-1].replace('"', "'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -9,20 +10,29 @@ from starlette.requests import ClientDisconnect, Request
 
 from takt.errors import InvalidRequestError
 from takt.server.errors import HttpError, TooLateError
+from takt.server.json_size import MAX_MEMBERS, MAX_VALUES, exceeds_limits
 
 MAX_DEPTH = 64
 """Nesting of a body; the deepest honest one (a tool's schema in a message) needs about twenty."""
 
+_CHARSET = re.compile(r"""charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
 
-async def read_json_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The body as a dict; raises 400 or 413, and `TooLateError` if the client left meanwhile."""
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """A body that may be JSON; raises 400 or 413, and `TooLateError` if the client has left."""
     _check_content_type(request.headers.get("content-type"))
-    return parse_json_object(await _read(request, max_bytes))
+    _check_encoding(request.headers.get("content-encoding"))
+    return await _read(request, max_bytes)
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
     if not body:
         raise InvalidRequestError("the request has no body: send a JSON object")
+    if exceeds_limits(body):
+        raise InvalidRequestError(
+            f"the body holds more than {MAX_VALUES} values, or more than {MAX_MEMBERS} lists, "
+            "objects and members of objects: send several requests"
+        )
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -38,10 +48,23 @@ def parse_json_object(body: bytes) -> dict[str, Any]:
 def _check_content_type(content_type: str | None) -> None:
     if content_type is None:
         return
-    media_type = content_type.partition(";")[0].strip().lower()
+    media_type, _, parameters = content_type.partition(";")
+    media_type = media_type.strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise InvalidRequestError(
-            f"the content type is {media_type!r}; send the body as application/json"
+            f"the content type is {media_type[:64]!r}; send the body as application/json"
+        )
+    charset = _CHARSET.search(parameters)
+    if charset is not None and charset.group(1).lower() not in ("utf-8", "utf8", "us-ascii"):
+        raise InvalidRequestError(f"the charset is {charset.group(1)[:32]!r}; send JSON as utf-8")
+
+
+def _check_encoding(content_encoding: str | None) -> None:
+    if content_encoding is not None and content_encoding.strip().lower() not in ("", "identity"):
+        raise HttpError(
+            415,
+            f"the content encoding is {content_encoding[:32]!r}; send the body uncompressed",
+            code="unsupported_content_encoding",
         )
 
 

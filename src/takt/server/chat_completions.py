@@ -10,7 +10,14 @@ from starlette.responses import Response
 
 from takt.errors import InvalidRequestError
 from takt.loading.base import Tokenizer
-from takt.server.answers import check_length, new_id, prepare, read_request, respond
+from takt.server.answers import (
+    check_length,
+    check_num_messages,
+    new_id,
+    prepare,
+    read_request,
+    respond,
+)
 from takt.server.chat_messages import num_message_chars
 from takt.server.generation import Choice, Generation, TokenEvent
 from takt.server.logprobs import chat_logprob, prompt_logprobs
@@ -54,6 +61,7 @@ async def create_chat_completion(request: Request, state: ServerState) -> Respon
 
 
 async def _render(fields: ChatCompletionRequest, model: ServedModel, state: ServerState) -> Prompt:
+    check_num_messages(len(fields.messages), model)
     check_length(num_message_chars(fields.messages), model, fields.prompt_field)
     token_ids = await state.in_text_pool(
         lambda: model.chat.encode(

@@ -49,7 +49,7 @@ class ChatTemplate:
         parts: list[str] = []
         num_chars = 0
         try:
-            for part in self._template.generate(**variables, **{_TICK: deadline.check}):
+            for part in self._template.generate({**variables, _TICK: deadline.check}):
                 deadline.check()
                 num_chars += len(part)
                 if num_chars > MAX_RENDERED_CHARS:

@@ -9,17 +9,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from takt.loading.base import Tokenizer
-from takt.server.answers import check_length, new_id, prepare, read_request, respond
+from takt.server.answers import check_num_tokens, new_id, prepare, read_request, respond
 from takt.server.generation import Choice, Generation, TokenEvent
 from takt.server.logprobs import CompletionLogprobs, prompt_logprobs
-from takt.server.prompts import Prompt, longest_prompt_chars, num_prompt_chars, read_prompts
+from takt.server.prompts import (
+    Prompt,
+    list_prompts,
+    longest_prompt,
+    prompts_size,
+    read_prompts,
+)
 from takt.server.protocol import DEFAULT_COMPLETION_TOKENS, CompletionRequest
 from takt.server.sse import DONE, Envelope, event_end
 from takt.server.state import ServedModel, ServerState
 from takt.server.stream import EventStream
 
-INLINE_CHARS = 2048
-"""A prompt up to this length is tokenised on the event loop: a thread would take longer."""
+INLINE_SIZE = 2048
+"""Prompts up to this size are tokenised on the event loop: a thread would take longer."""
 
 _encode = msgspec.json.encode
 
@@ -58,16 +64,18 @@ async def create_completion(request: Request, state: ServerState) -> Response | 
 async def _read_prompts(
     fields: CompletionRequest, model: ServedModel, state: ServerState
 ) -> list[Prompt]:
+    prompts = list_prompts(fields.prompt)
+    check_num_tokens(longest_prompt(prompts, model.max_token_chars), model, fields.prompt_field)
+
     def read() -> list[Prompt]:
         return read_prompts(
-            fields.prompt,
+            prompts,
             model.tokenizer,
             vocab_size=model.engine.info.vocab_size,
             add_special_tokens=fields.add_special_tokens,
         )
 
-    check_length(longest_prompt_chars(fields.prompt), model, fields.prompt_field)
-    if num_prompt_chars(fields.prompt) <= INLINE_CHARS:
+    if prompts_size(prompts) <= INLINE_SIZE:
         return read()
     return await state.in_text_pool(read)
 

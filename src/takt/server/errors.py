@@ -9,6 +9,9 @@ from starlette.responses import Response
 
 from takt.errors import EngineDeadError, InvalidRequestError, OverloadedError, TaktError
 
+MAX_MESSAGE_CHARS = 1000
+"""Of an error's message: what a client sent, such as a number of 4,000 digits, may be in it."""
+
 
 class HttpError(TaktError):
     """An error with a status of its own, such as a wrong key or an unknown model."""
@@ -65,10 +68,13 @@ def unavailable(message: str, retry_after_seconds: int = 1) -> HttpError:
 
 
 def error_body(error: HttpError) -> bytes:
+    message = str(error)
+    if len(message) > MAX_MESSAGE_CHARS:
+        message = message[: MAX_MESSAGE_CHARS - 3] + "..."
     return msgspec.json.encode(
         {
             "error": {
-                "message": str(error),
+                "message": message,
                 "type": error.type,
                 "param": error.param,
                 "code": error.code,

@@ -67,6 +67,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that would change an answer and are not supported, with the values that ask nothing."""
 
+MAX_REPORTED = 8
+"""Unknown fields that are told of; the nearest name of each takes a search."""
+
 _EMPTY_IS_ABSENT = frozenset({"stop", "stop_token_ids", "logit_bias", "stream_options"})
 
 _VALIDATION_ERROR = re.compile(r"(.+) - at (?:`key` in )?`\$\.?(.+)`")
@@ -85,7 +88,7 @@ class UnknownField:
 def read_fields(
     body: Mapping[str, Any], request_type: type[RequestT]
 ) -> tuple[RequestT, list[UnknownField]]:
-    """A request from a parsed body, and the fields in it that are unknown.
+    """A request from a parsed body, and the first of the fields in it that are unknown.
 
     Null means absent everywhere. Raises `InvalidRequestError` for a field that is known and not
     supported, and for a wrong type. The caller decides about the unknown ones.
@@ -104,7 +107,7 @@ def read_fields(
                 raise InvalidRequestError(
                     f"{name} is not supported", param=name, code="unsupported_parameter"
                 )
-        else:
+        elif len(unknown) < MAX_REPORTED:
             unknown.append(UnknownField(name, _unknown_message(name, known)))
     return convert_fields(fields, request_type), unknown
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from takt.server.answers import check_length, new_id, prepare, read_request, respond
 from takt.server.generation import Generation, TokenEvent
-from takt.server.prompts import read_prompts
+from takt.server.prompts import list_prompts, read_prompts
 from takt.server.protocol import DEFAULT_COMPLETION_TOKENS, GenerationRequest
 from takt.server.state import ServerState
 from takt.server.stream import EventStream
@@ -29,7 +29,7 @@ async def generate(request: Request, state: ServerState) -> Response | EventStre
     check_length(len(fields.prompt), model, fields.prompt_field)
     prompts = await state.in_text_pool(
         lambda: read_prompts(
-            fields.prompt,
+            list_prompts(fields.prompt),
             model.tokenizer,
             vocab_size=model.engine.info.vocab_size,
             add_special_tokens=True,

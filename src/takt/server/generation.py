@@ -10,7 +10,7 @@ from msgspec import structs
 
 from takt.engine.client import EngineClient
 from takt.engine.messages import AddRequest, RequestOutput, TokenLogprob
-from takt.engine.text import TextStream
+from takt.engine.text import TextStream, stop_strings
 from takt.errors import EngineDeadError, InvalidRequestError
 from takt.loading.base import Tokenizer
 from takt.server.errors import HttpError, TooLateError
@@ -89,6 +89,7 @@ class Generation:
             PromptRun(prompt, request_id + suffix, structs.replace(sampling, max_tokens=limit))
             for prompt, suffix, limit in zip(prompts, suffixes, max_tokens, strict=True)
         ]
+        stop = stop_strings(sampling.stop)
         self.choices = [
             Choice(
                 index=r * sampling.n + number,
@@ -96,7 +97,7 @@ class Generation:
                 number=number,
                 text=TextStream(
                     tokenizer,
-                    sampling.stop,
+                    stop,
                     sampling.include_stop_str_in_output,
                     sampling.skip_special_tokens,
                     sampling.min_tokens,

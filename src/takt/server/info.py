@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 import takt
 from takt.errors import InvalidRequestError
-from takt.server.answers import json_response, read_request
+from takt.server.answers import check_num_messages, json_response, read_request
 from takt.server.errors import HttpError, unavailable
 from takt.server.protocol import DetokenizeRequest, TokenizeRequest
 from takt.server.state import ServedModel, ServerState, check_model_name
@@ -36,32 +36,42 @@ async def tokenize(request: Request, state: ServerState) -> Response:
     model = state.ready_model(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequestError("give either prompt or messages", param="prompt")
-    token_ids = await state.in_text_pool(lambda: _tokenize(fields, model))
-    strings = [model.tokenizer.token_text(i) for i in token_ids]
-    return json_response(
-        {
-            "count": len(token_ids),
-            "max_model_len": model.engine.info.max_model_len,
-            "tokens": token_ids,
-            "token_strs": strings if fields.return_token_strs else None,
-        },
-        headers,
-    )
+    if fields.messages is not None:
+        check_num_messages(len(fields.messages), model)
+
+    def answer() -> Response:
+        token_ids = _tokenize(fields, model)
+        strings = None
+        if fields.return_token_strs:
+            strings = [model.tokenizer.token_text(i) for i in token_ids]
+        return json_response(
+            {
+                "count": len(token_ids),
+                "max_model_len": model.engine.info.max_model_len,
+                "tokens": token_ids,
+                "token_strs": strings,
+            },
+            headers,
+        )
+
+    return await state.in_text_pool(answer)
 
 
 async def detokenize(request: Request, state: ServerState) -> Response:
     fields, headers = await read_request(request, state, DetokenizeRequest)
     model = state.ready_model(fields.model)
     vocab_size = model.engine.info.vocab_size
-    for token_id in fields.tokens:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(
-                f"tokens: id {token_id} is not between 0 and {vocab_size - 1}", param="tokens"
-            )
-    text = await state.in_text_pool(
-        lambda: model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
-    )
-    return json_response({"prompt": text}, headers)
+
+    def answer() -> Response:
+        for token_id in fields.tokens:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError(
+                    f"tokens: id {token_id} is not between 0 and {vocab_size - 1}", param="tokens"
+                )
+        text = model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
+        return json_response({"prompt": text}, headers)
+
+    return await state.in_text_pool(answer)
 
 
 async def health(request: Request, state: ServerState) -> Response:

@@ -10,6 +10,8 @@ from takt.loading.base import Tokenizer
 
 MAX_PROMPTS = 1024
 
+PromptList = list[str | list[int]]
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -18,50 +20,12 @@ class Prompt:
     """None if the client gave token ids."""
 
 
-def read_prompts(
-    prompt: Any, tokenizer: Tokenizer, *, vocab_size: int, add_special_tokens: bool
-) -> list[Prompt]:
+def list_prompts(prompt: Any) -> PromptList:
     """Accepts a string, a list of strings, token ids, or a list of lists of token ids.
 
-    Written markers of special tokens in a text are parsed: a raw prompt is the client's own.
-    Token ids are taken as they are. Raises `InvalidRequestError` naming `prompt` for another
-    shape, an id outside the vocabulary, or a prompt of no tokens.
+    Raises `InvalidRequestError` naming `prompt` for another shape or too many. Whether ids are ids
+    is left to `read_prompts`: here no more than `MAX_PROMPTS` items are looked at.
     """
-    shaped = _as_list(prompt)
-    if len(shaped) > MAX_PROMPTS:
-        raise _invalid(f"{len(shaped)} prompts in one request, more than {MAX_PROMPTS}")
-    result = []
-    for index, one in enumerate(shaped):
-        if isinstance(one, str):
-            token_ids = tokenizer.encode(one, parse_special=True, add_bos=add_special_tokens)
-            result.append(Prompt(token_ids, one))
-        else:
-            _check_token_ids(one, vocab_size)
-            result.append(Prompt(one, None))
-        if not result[-1].token_ids:
-            where = f"prompt[{index}]" if len(shaped) > 1 else "prompt"
-            raise _invalid(f"{where} is empty: there is no token to begin from")
-    return result
-
-
-def num_prompt_chars(prompt: Any) -> int:
-    """Characters that would have to be tokenised, of whatever a client sent."""
-    return sum(len(text) for text in _texts(prompt))
-
-
-def longest_prompt_chars(prompt: Any) -> int:
-    return max((len(text) for text in _texts(prompt)), default=0)
-
-
-def _texts(prompt: Any) -> list[str]:
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list):
-        return [item for item in prompt if isinstance(item, str)]
-    return []
-
-
-def _as_list(prompt: Any) -> list[str | list[int]]:
     if prompt is None:
         raise _invalid("prompt is missing")
     if isinstance(prompt, str):
@@ -70,13 +34,47 @@ def _as_list(prompt: Any) -> list[str | list[int]]:
         raise _invalid("prompt must be a string, a list of strings or token ids")
     if not prompt:
         raise _invalid("prompt is an empty list")
-    if all(isinstance(item, str) for item in prompt):
-        return list(prompt)
-    if all(type(item) is int for item in prompt):
+    kind = type(prompt[0])
+    if kind is not str and kind is not list:
         return [prompt]
-    if all(isinstance(item, list) for item in prompt):
-        return list(prompt)
-    raise _invalid("prompt mixes strings, token ids or lists: give all items one type")
+    if len(prompt) > MAX_PROMPTS:
+        raise _invalid(f"{len(prompt)} prompts in one request, more than {MAX_PROMPTS}")
+    if any(type(item) is not kind for item in prompt):
+        raise _invalid("prompt mixes strings, token ids or lists: give all items one type")
+    return prompt
+
+
+def longest_prompt(prompts: PromptList, max_token_chars: int) -> int:
+    """Tokens that the longest prompt has at least; a text is not tokenised for that."""
+    return max(len(one) // max_token_chars if isinstance(one, str) else len(one) for one in prompts)
+
+
+def prompts_size(prompts: PromptList) -> int:
+    """Characters and ids that have to be gone through."""
+    return sum(map(len, prompts))
+
+
+def read_prompts(
+    prompts: PromptList, tokenizer: Tokenizer, *, vocab_size: int, add_special_tokens: bool
+) -> list[Prompt]:
+    """Tokenises texts and checks token ids.
+
+    Written markers of special tokens in a text are parsed: a raw prompt is the client's own.
+    Token ids are taken as they are. Raises `InvalidRequestError` naming `prompt` for an id outside
+    the vocabulary, what is no id, or a prompt of no tokens.
+    """
+    result = []
+    for index, one in enumerate(prompts):
+        if isinstance(one, str):
+            token_ids = tokenizer.encode(one, parse_special=True, add_bos=add_special_tokens)
+            result.append(Prompt(token_ids, one))
+        else:
+            _check_token_ids(one, vocab_size)
+            result.append(Prompt(one, None))
+        if not result[-1].token_ids:
+            where = f"prompt[{index}]" if len(prompts) > 1 else "prompt"
+            raise _invalid(f"{where} is empty: there is no token to begin from")
+    return result
 
 
 def _check_token_ids(token_ids: list[Any], vocab_size: int) -> None:

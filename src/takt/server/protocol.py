@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from takt.engine.sizing import MAX_BIASES_PER_ROW
 from takt.errors import InvalidRequestError
 from takt.types.sampling_params import MAX_SEED, SamplingParams
 
@@ -15,6 +16,13 @@ MAX_CHOICES = 128
 """Most choices of one prompt, as at OpenAI."""
 
 DEFAULT_COMPLETION_TOKENS = 16
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 4096
+"""Of all stop strings together. Each is looked for in every token's text, on the event loop."""
+
+MAX_STOP_TOKEN_IDS = 1024
+MAX_SALT_CHARS = 1024
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 """An integer that survives arithmetic and MessagePack; JSON's may have any number of digits."""
@@ -61,6 +69,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     def limit_field(self) -> str:
         """What the request calls its output limit."""
         return "max_tokens"
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
     def wants_usage(self) -> bool:
@@ -174,6 +186,7 @@ def sampling_params(
     for name, value in (("logprobs", logprobs), ("prompt_logprobs", prompt_logprobs)):
         if value is not None:
             _check_at_most(name, value, max_logprobs, " (--max-logprobs)")
+    _check_sizes(request)
     _check_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     return SamplingParams(
         n=request.n,
@@ -188,7 +201,7 @@ def sampling_params(
         frequency_penalty=request.frequency_penalty,
         logit_bias=_logit_bias(request.logit_bias, vocab_size),
         seed=_seed(request.seed),
-        stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        stop=request.stop_strings,
         stop_token_ids=tuple(request.stop_token_ids),
         include_stop_str_in_output=request.include_stop_str_in_output,
         ignore_eos=request.ignore_eos,
@@ -254,6 +267,19 @@ def _logit_bias(biases: Mapping[str, float], vocab_size: int) -> dict[int, float
             )
         result[int(key)] = bias
     return result
+
+
+def _check_sizes(request: GenerationRequest) -> None:
+    """Limits on what the event loop or the engine would have to go through for every request."""
+    for name, size, limit, what in (
+        ("stop", len(request.stop_strings), MAX_STOP_STRINGS, "strings"),
+        ("stop", sum(map(len, request.stop_strings)), MAX_STOP_CHARS, "characters in all"),
+        ("stop_token_ids", len(request.stop_token_ids), MAX_STOP_TOKEN_IDS, "ids"),
+        ("logit_bias", len(request.logit_bias), MAX_BIASES_PER_ROW, "entries"),
+        ("cache_salt", len(request.cache_salt), MAX_SALT_CHARS, "characters"),
+    ):
+        if size > limit:
+            raise InvalidRequestError(f"{name} has {size} {what}, more than {limit}", param=name)
 
 
 def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -40,6 +40,10 @@ class ServedModel:
     """Seconds since the epoch when the server started."""
     max_logprobs: int
     default_max_tokens: int
+    max_outstanding: int
+    """Sequences that may run and wait at a time."""
+    has_priorities: bool
+    """Whether the scheduling policy looks at them."""
     max_token_chars: int
     """Characters of the longest token: a bound on what a text may become."""
 

@@ -62,8 +62,11 @@ class EventStream:
         self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection = connection_of(scope)
+        if connection is not None and scope["http_version"] == "1.0":
+            send = connection.without_chunks(send)
         async with abort_on_disconnect(receive, self._generation):
-            writer = _Writer(send, connection_of(scope), self._max_lag_tokens, self._stamps.written)
+            writer = _Writer(send, connection, self._max_lag_tokens, self._stamps.written)
             try:
                 await self._run(writer)
             except TooLateError:
