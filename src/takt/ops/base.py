@@ -63,9 +63,7 @@ class Program(Protocol):
 
 class Ops(Protocol):
     # -- once, while loading ------------------------------------------------------------------
-    def pack_linear(
-        self, parts: Sequence[QuantTensor], bias: np.ndarray | None = None
-    ) -> Weight:
+    def pack_linear(self, parts: Sequence[QuantTensor], bias: np.ndarray | None = None) -> Weight:
         """Stacks `parts` along rows into one matrix `[sum(num_rows), num_columns]`.
 
         Parts may have different storage types; each keeps its own. `bias` is float32
