@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -258,9 +260,40 @@ def test_ids_outside_the_vocabulary_write_nothing(tokenizer: Tokenizer) -> None:
         assert tokenizer.token_text(token_id) == ""
 
 
-def test_lone_surrogates_are_refused(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("num_times", [1, 5000])
+def test_lone_surrogates_are_refused(tokenizer: Tokenizer, num_times: int) -> None:
     with pytest.raises(InvalidRequestError, match="surrogate"):
-        tokenizer.encode("a\ud800b", parse_special=False, add_bos=True)
+        tokenizer.encode("a\ud800b" * num_times, parse_special=False, add_bos=True)
+
+
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_long_texts_are_encoded_as_short_ones(tokenizer: Tokenizer, parse_special: bool) -> None:
+    line = "caf\u00e9 \U0001f680 42 <|im_end|>\n"
+    one, many = (
+        tokenizer.encode(line * n, parse_special=parse_special, add_bos=False) for n in (1, 200)
+    )
+    assert many == one * 200
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(tokenizer: Tokenizer) -> None:
+    text = "word " * 100_000
+    num_ticks, done = 0, threading.Event()
+
+    def tick() -> None:
+        nonlocal num_ticks
+        while not done.is_set():
+            num_ticks += 1
+            time.sleep(0)
+
+    other = threading.Thread(target=tick)
+    other.start()
+    try:
+        before = num_ticks
+        tokenizer.encode(text, parse_special=False, add_bos=False)
+        assert num_ticks > before + 10
+    finally:
+        done.set()
+        other.join()
 
 
 @pytest.mark.parametrize("pre", ["made-up", "", None])

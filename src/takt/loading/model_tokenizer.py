@@ -18,6 +18,9 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
 _MARKER = re.compile(r"<\|[^<>|\s]+\|>")
 """Added tokens of this form are markers even where a tokenizer.json does not flag them special."""
+_SHORT_CHARS = 1024
+"""A batch lets go of the interpreter while it is encoded, a single text does not: 600 kB of it held
+up every other thread for 0.9 s. Short texts take the single call, which costs 30 us less."""
 
 
 class Spelling(enum.Enum):
@@ -83,8 +86,12 @@ class ModelTokenizer:
         SmolLM2's lacks six control characters and the unassigned planes.
         """
         pipeline = self._marked if parse_special else self._plain
+        ids: list[int]
         try:
-            ids: list[int] = pipeline.encode(text, add_special_tokens=False).ids
+            if len(text) <= _SHORT_CHARS:
+                ids = pipeline.encode(text, add_special_tokens=False).ids
+            else:
+                ids = pipeline.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except TypeError:
             raise InvalidRequestError(
                 "the text holds a lone surrogate (U+D800 to U+DFFF), which is no character"
