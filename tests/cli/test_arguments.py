@@ -11,7 +11,7 @@ from takt.cli.reference import OWN_FLAGS
 from takt.cli.vllm_flags import VLLM_FLAGS, Mapped
 from takt.errors import ConfigError
 
-SERVE = known_flags("serve")
+_, SERVE = known_flags(["serve"])
 
 
 def test_known_flags_pass_with_underscores_as_dashes() -> None:
@@ -50,7 +50,10 @@ def test_nothing_after_two_dashes_is_touched() -> None:
 
 
 def test_negative_numbers_are_values() -> None:
-    assert translate(["--temperature", "-1"], known_flags("generate")) == ["--temperature", "-1"]
+    assert translate(["--temperature", "-1"], known_flags(["generate"])[1]) == [
+        "--temperature",
+        "-1",
+    ]
 
 
 def test_every_mapped_flag_leads_to_one_of_ours() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 import takt
+from takt.cli import bench, gateway, plan
 from takt.cli import gateway
 from takt.cli.arguments import translate
 from takt.cli.options import (
@@ -117,26 +119,31 @@ def version() -> None:
 gateway.register(app)
 
 
-def known_flags(command_name: str) -> frozenset[str] | None:
-    """Every spelling of a command's options; None if there is no such command, or it is a group
-    of commands that have options of their own."""
-    command = getattr(typer.main.get_command(app), "commands", {}).get(command_name)
-    if command is None or hasattr(command, "commands"):
-        return None
+for command in (bench, plan, gateway):
+    command.register(app)
+
+
+def known_flags(words: Sequence[str]) -> tuple[int, frozenset[str]]:
+    """Number of leading words that name a command, and every spelling of its options."""
+    command: Any = typer.main.get_command(app)
+    depth = 0
+    while depth < len(words) and words[depth] in getattr(command, "commands", {}):
+        command = command.commands[words[depth]]
+        depth += 1
     names = {"--help", "-h"}
     for parameter in command.params:
         names.update(parameter.opts)
         names.update(parameter.secondary_opts)
-    return frozenset(names)
+    return depth, frozenset(names)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line; mistakes of the user's end in one line on stderr and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        known = known_flags(given[0]) if given else None
-        if known is not None:
-            given = [given[0], *translate(given[1:], known)]
+        depth, known = known_flags(given)
+        if depth:
+            given = [*given[:depth], *translate(given[depth:], known)]
         app(args=given, prog_name="takt")
     except (ConfigError, InvalidRequestError) as error:
         _fail(error, 2)
