@@ -11,7 +11,6 @@ from rich.console import Console
 
 import takt
 from takt.cli import bench, gateway, plan
-from takt.cli import gateway
 from takt.cli.arguments import translate
 from takt.cli.options import (
     ENGINE_TABLES,
@@ -114,9 +113,6 @@ def chat(
 def version() -> None:
     """Print the version."""
     typer.echo(takt.__version__)
-
-
-gateway.register(app)
 
 
 for command in (bench, plan, gateway):
