@@ -8,7 +8,7 @@ namespace {
 // bf16 is widened to multiply in fp32, so that AVX512_BF16 has nothing to add.
 const AttentionKernels& kernels() {
   static constexpr const AttentionKernels* kTables[] =
-      TAKT_ISA_TABLES_WITHOUT_BF16(kAttentionKernels);
+      TAKT_ISA_TABLES(kAttentionKernels);
   return *kTables[isa_index()];
 }
 

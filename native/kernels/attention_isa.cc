@@ -6,7 +6,6 @@
 //   sum        of e^(score - max): position p goes to lane p % 16 in order, then the lanes
 //   weighted V one fused chain over the visible positions in order
 // Rows are taken in groups that share each load of K and V; how they are grouped changes no bit.
-#if !defined(__AVX512BF16__)  // the build for AVX-512 serves there too (attention.cc)
 #include <cstdint>
 
 #include "kernels/attention_kernels.h"
@@ -302,4 +301,3 @@ void combine(const float* partials, int64_t num_splits, int64_t stride, int64_t 
 const AttentionKernels kAttentionKernels = {&split, &combine};
 
 }  // namespace takt::TAKT_ISA
-#endif

@@ -13,7 +13,7 @@ namespace takt {
 namespace {
 
 #if defined(__x86_64__)
-constexpr std::array<const char*, kNumIsas> kNames = {"avx512_bf16", "avx512", "avx2", "generic"};
+constexpr std::array<const char*, kNumIsas> kNames = {"avx512", "avx2", "generic"};
 #else
 constexpr std::array<const char*, kNumIsas> kNames = {"generic"};
 #endif
@@ -31,8 +31,8 @@ int best_isa() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
-  if (avx512) return __builtin_cpu_supports("avx512bf16") ? 0 : 1;
-  return avx2 ? 2 : 3;
+  if (avx512) return 0;
+  return avx2 ? 1 : 2;
 #else
   return 0;
 #endif

@@ -23,11 +23,8 @@
 namespace takt {
 
 #if defined(__x86_64__)
-inline constexpr int kNumIsas = 4;
+inline constexpr int kNumIsas = 3;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
-  namespace avx512_bf16 {                   \
-  extern const Table name;                  \
-  }                                         \
   namespace avx512 {                        \
   extern const Table name;                  \
   }                                         \
@@ -37,10 +34,7 @@ inline constexpr int kNumIsas = 4;
   namespace generic {                       \
   extern const Table name;                  \
   }
-#define TAKT_ISA_TABLES(name) {&avx512_bf16::name, &avx512::name, &avx2::name, &generic::name}
-// For kernels whose source is empty in the build with AVX512_BF16, having no use for it.
-#define TAKT_ISA_TABLES_WITHOUT_BF16(name) \
-  {&avx512::name, &avx512::name, &avx2::name, &generic::name}
+#define TAKT_ISA_TABLES(name) {&avx512::name, &avx2::name, &generic::name}
 #else
 inline constexpr int kNumIsas = 1;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
@@ -48,7 +42,6 @@ inline constexpr int kNumIsas = 1;
   extern const Table name;                  \
   }
 #define TAKT_ISA_TABLES(name) {&generic::name}
-#define TAKT_ISA_TABLES_WITHOUT_BF16(name) TAKT_ISA_TABLES(name)
 #endif
 
 // Index of the selected build in TAKT_ISA_TABLES; the best that the CPU has until select_isa.

@@ -19,7 +19,7 @@ constexpr float kLargest = std::numeric_limits<float>::max();
 
 const SamplingKernels& kernels() {
   static constexpr const SamplingKernels* kTables[] =
-      TAKT_ISA_TABLES_WITHOUT_BF16(kSamplingKernels);
+      TAKT_ISA_TABLES(kSamplingKernels);
   return *kTables[isa_index()];
 }
 

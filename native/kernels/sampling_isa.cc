@@ -1,5 +1,4 @@
 // Passes over a row of logits.
-#if !defined(__AVX512BF16__)  // the build for AVX-512 serves there too (sampling.cc)
 #include <cstdint>
 
 #include "kernels/exp.h"
@@ -106,4 +105,3 @@ void weights(const float* x, int64_t n, float max_x, float inverse_temperature, 
 const SamplingKernels kSamplingKernels = {&argmax, &sum_exp, &count_ahead, &find_above, &weights};
 
 }  // namespace takt::TAKT_ISA
-#endif
