@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from redis_process import RedisProcess
+from scripted_upstream import ScriptedUpstream
 from store_driver import StoreDriver, make_driver
 
 
@@ -33,3 +35,26 @@ def driver(
     driver = make_driver(request.param, runner, tmp_path, redis_process)
     yield driver
     driver.close()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path, redis_process: RedisProcess) -> str:
+    """An empty store of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'store.db'}"
+    with redis.Redis.from_url(redis_process.url) as client:
+        client.flushall()
+    return redis_process.url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'store.db'}"
+
+
+@pytest.fixture
+def upstream(runner: asyncio.Runner) -> Iterator[ScriptedUpstream]:
+    scripted = ScriptedUpstream()
+    runner.run(scripted.start())
+    yield scripted
+    runner.run(scripted.stop())

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import aiohttp
+import yarl
 from multidict import CIMultiDict
 
 from takt.errors import ConfigError
@@ -142,7 +143,7 @@ class UpstreamClient:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._session.request(
                     request.method,
-                    upstream.url + request.path_and_query,
+                    yarl.URL(upstream.url + request.path_and_query, encoded=True),
                     headers=headers,
                     data=request.body or None,
                     allow_redirects=False,

@@ -25,9 +25,13 @@ from takt.gateway.tracing import NoTracing, Tracing
 from takt.gateway.upstream import Upstream
 
 
-async def build_parts(options: GatewayOptions) -> Parts:
-    """Opens the store. Raises `ConfigError`, and then nothing is left open."""
-    policy = load_policy(None if options.policy is None else Path(options.policy), options.upstream)
+async def build_parts(options: GatewayOptions, given: Policy | None = None) -> Parts:
+    """Opens the store. Raises `ConfigError`, and then nothing is left open.
+
+    `given` stands in for the policy file.
+    """
+    file = None if options.policy is None else Path(options.policy)
+    policy = given or load_policy(file, options.upstream)
     _check_hedging(policy, options)
     sealer = make_sealer(options.bodies_at_rest, options.encryption_key_file)
     clock, rng = MonotonicClock(), random.Random()

@@ -113,6 +113,14 @@ def stream_lost() -> GatewayError:
     )
 
 
+def internal_error() -> GatewayError:
+    return GatewayError(500, "internal_error", "The gateway had an error of its own.")
+
+
+def draining() -> GatewayError:
+    return GatewayError(503, "draining", "This gateway is stopping.", retry_after_seconds=1)
+
+
 def too_large(limit_bytes: int) -> GatewayError:
     return GatewayError(
         502,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from takt.gateway.assignment import Assignment
-from takt.gateway.errors import GatewayError, store_unavailable
+from takt.gateway.errors import GatewayError, draining, store_unavailable
 from takt.gateway.execution import Execution
 from takt.gateway.keys import RequestKey
 from takt.gateway.leader import Leader
@@ -52,6 +52,7 @@ class Gateway:
         self._owner = uuid.uuid4().hex
         self._executions: dict[str, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
 
     @property
     def num_running(self) -> int:
@@ -75,6 +76,8 @@ class Gateway:
         Raises `GatewayError`: 422 for a key that was used with another body, 503 if the store
         does not answer, and then nothing is executed.
         """
+        if self._is_stopping:
+            raise draining()
         digest = key.identity.digest
         running = self._executions.get(digest)
         if running is not None:
@@ -107,6 +110,7 @@ class Gateway:
 
     async def stop(self) -> None:
         """Ends what still runs; its leases go to whoever asks next."""
+        self._is_stopping = True
         try:
             await self.parts.keeper.release()
         except StoreUnavailableError as error:

@@ -11,7 +11,7 @@ from aiohttp import web
 from takt.errors import InvalidRequestError
 from takt.gateway.assignment import Assignment
 from takt.gateway.attempt import OutgoingRequest
-from takt.gateway.errors import GatewayError
+from takt.gateway.errors import GatewayError, draining, internal_error
 from takt.gateway.execution import Execution
 from takt.gateway.gateway import SAFE_METHODS, Gateway
 from takt.gateway.headers import DEADLINE_HEADER, to_upstream
@@ -57,9 +57,7 @@ class Handler:
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answers, whatever happens; only a client that went away raises."""
         if self.is_draining:
-            return self._reject(
-                GatewayError(503, "draining", "This gateway is stopping.", retry_after_seconds=1)
-            )
+            return self._reject(draining())
         if self.num_in_flight >= self._options.max_in_flight:
             return self._reject(
                 GatewayError(
@@ -79,6 +77,12 @@ class Handler:
             return self._reject(GatewayError(400, code, str(error), param=error.param))
         except GatewayError as error:
             return self._reject(error)
+        except (ConnectionError, TimeoutError):
+            # The client is gone, or reads nothing: there is nobody to tell.
+            raise
+        except Exception:
+            logger.exception("a request failed here")
+            return self._reject(internal_error())
         finally:
             self.num_in_flight -= 1
             elapsed = (self._parts.clock.now_ns() - begin_ns) / NS_PER_SECOND

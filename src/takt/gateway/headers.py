@@ -61,13 +61,14 @@ def head_of(status: int, headers: Mapping[str, str]) -> Head:
     """An upstream's status and end-to-end headers."""
     dropped = _NOT_TO_CLIENT | _named(headers.get("Connection", ""))
     return Head(
-        status, [(name, value) for name, value in headers.items() if name.lower() not in dropped]
+        status,
+        [(str(name), value) for name, value in headers.items() if name.lower() not in dropped],
     )
 
 
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """What may be kept of a request's headers."""
-    return [(name, value) for name, value in headers if name.lower() not in _SECRET]
+    return [(str(name), value) for name, value in headers if name.lower() not in _SECRET]
 
 
 def _named(connection: str) -> frozenset[str]:

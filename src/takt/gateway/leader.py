@@ -9,6 +9,7 @@ from takt.gateway.attempt import AttemptFailedError, OpenAnswer
 from takt.gateway.closing import Closing
 from takt.gateway.errors import (
     Answer,
+    internal_error,
     store_lost,
     stream_lost,
     too_large,
@@ -75,12 +76,17 @@ class Leader:
             await self._lead(first)
         except LeaseLostError:
             metrics.leases_lost.labels(self._route.service).inc()
+            self._execution.lose()
         except StoreUnavailableError as error:
             self._parts.keeper.store_failed(error)
             self._execution.fail(store_lost())
-        finally:
-            # Lost, cancelled, or an error of ours: whoever reads must not wait for ever.
+        except asyncio.CancelledError:
             self._execution.lose()
+            raise
+        except Exception:
+            self._execution.fail(internal_error())
+            raise
+        finally:
             if self._num_tries:
                 metrics.tries.labels(self._route.service).observe(self._num_tries)
 

@@ -89,7 +89,8 @@ class UpstreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     health_path: str = "/health"
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")) or len(self.url) < 9:
+        scheme, _, rest = self.url.partition("://")
+        if scheme not in ("http", "https") or not rest.strip("/"):
             raise ValueError(f"upstream {self.url!r} must begin with http:// or https://")
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from takt.gateway.errors import GatewayError, error_answer, failure_error, store_unavailable
+from takt.gateway.errors import (
+    GatewayError,
+    error_answer,
+    failure_error,
+    internal_error,
+    store_unavailable,
+)
 from takt.gateway.execution import Ending, Execution
 from takt.gateway.recorder import STORE_PATIENCE_SECONDS
 from takt.gateway.sealing import Sealer, SealError
@@ -55,6 +61,9 @@ class Follower:
         """Ends the execution, in every case."""
         try:
             await self._follow()
+        except Exception:
+            self._execution.fail(internal_error())
+            raise
         finally:
             self._execution.lose()
 

@@ -16,6 +16,9 @@ NS_PER_SECOND = 1_000_000_000
 WRITE_TIMEOUT_SECONDS = 120.0
 """A client that reads nothing for this long is taken for gone."""
 
+GRACE_SECONDS = 0.25
+"""A leader with the same deadline has the last word on what went wrong."""
+
 REPLAYED_HEADER = "Idempotency-Replayed"
 
 
@@ -34,7 +37,7 @@ async def respond(
     """The response, written to its end. Raises `LostBeforeAnswerError` and `GatewayError`."""
     remaining = (deadline_ns - clock.now_ns()) / NS_PER_SECOND
     try:
-        async with asyncio.timeout(remaining):
+        async with asyncio.timeout(max(remaining, 0) + GRACE_SECONDS):
             await execution.wait_for_head()
     except TimeoutError:
         raise GatewayError(

@@ -36,6 +36,9 @@ _POLL_SECONDS = 0.05
 KEEP_ALIVE_SECONDS = 75.0
 BACKLOG = 1024
 
+SHUTDOWN_SECONDS = 2.0
+"""Time for connections to close once every answer has ended."""
+
 
 def serve(given: GatewayOptions) -> int:
     """Serves until a signal; returns 0. Raises `ConfigError` for what cannot work."""
@@ -86,6 +89,7 @@ class _Service:
             handle_signals=False,
             access_log=None,
             handler_cancellation=True,
+            shutdown_timeout=SHUTDOWN_SECONDS,
             keepalive_timeout=KEEP_ALIVE_SECONDS,
             max_line_size=HEADER_BYTES,
             max_field_size=HEADER_BYTES,

@@ -67,8 +67,8 @@ def heartbeat(db: sqlite3.Connection, now: Now, held: Sequence[Held], lease_ms: 
     return [
         db.execute(
             "UPDATE records SET lease_until_ns = ?, boot_id = ? "
-            "WHERE digest = ? AND token = ? AND state = 'processing'",
-            (until, now.boot_id, one.digest, one.token),
+            "WHERE digest = ? AND token = ? AND state = 'processing' AND expires_ms > ?",
+            (until, now.boot_id, one.digest, one.token, now.wall_ms),
         ).rowcount
         == 1
         for one in held
@@ -78,7 +78,7 @@ def heartbeat(db: sqlite3.Connection, now: Now, held: Sequence[Held], lease_ms: 
 def begin_attempt(
     db: sqlite3.Connection, now: Now, held: Held, upstream: str, deduplicates: bool
 ) -> bool:
-    if not _holds(db, held):
+    if not _holds(db, now, held):
         return False
     # Sent again after a lost answer, it finds in_flight set and counts nothing.
     db.execute(
@@ -90,7 +90,7 @@ def begin_attempt(
 
 
 def end_attempt(db: sqlite3.Connection, now: Now, held: Held, attempt: Attempt) -> bool:
-    if not _holds(db, held):
+    if not _holds(db, now, held):
         return False
     history = _with_attempt(db, held.digest, attempt)
     db.execute(
@@ -108,7 +108,7 @@ def append(
     first_chunk: int,
     chunks: Sequence[bytes],
 ) -> bool:
-    if not _holds(db, held):
+    if not _holds(db, now, held):
         return False
     _add_chunks(db, held.digest, first_chunk, chunks)
     db.execute(
@@ -120,9 +120,14 @@ def append(
 
 
 def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
-    if not _holds(db, held):
+    if not _holds(db, now, held):
         row = _row(db, held.digest)
-        return row is not None and row["token"] == held.token and row["state"] == end.state
+        return (
+            row is not None
+            and row["expires_ms"] > now.wall_ms
+            and row["token"] == held.token
+            and row["state"] == end.state
+        )
     if end.first_chunk == 0:
         db.execute("DELETE FROM chunks WHERE digest = ?", (held.digest,))
     _add_chunks(db, held.digest, end.first_chunk, end.chunks)
@@ -224,9 +229,12 @@ def _row(db: sqlite3.Connection, digest: str) -> sqlite3.Row | None:
     return row
 
 
-def _holds(db: sqlite3.Connection, held: Held) -> bool:
-    query = "SELECT 1 FROM records WHERE digest = ? AND token = ? AND state = 'processing'"
-    return db.execute(query, (held.digest, held.token)).fetchone() is not None
+def _holds(db: sqlite3.Connection, now: Now, held: Held) -> bool:
+    query = (
+        "SELECT 1 FROM records "
+        "WHERE digest = ? AND token = ? AND state = 'processing' AND expires_ms > ?"
+    )
+    return db.execute(query, (held.digest, held.token, now.wall_ms)).fetchone() is not None
 
 
 def _is_lease_alive(row: sqlite3.Row, now: Now) -> bool:

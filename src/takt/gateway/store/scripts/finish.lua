@@ -3,7 +3,7 @@
 local token, state = ARGV[2], ARGV[3]
 if not holds(token) then
     local now_state, current = get('state', 'token')
-    return (now_state == state and current == token) and 1 or 0
+    return (now_state == state and current == token and not is_absent()) and 1 or 0
 end
 if ARGV[11] == '0' then redis.call('DEL', chunks) end
 add_chunks(tonumber(ARGV[11]), 12)

@@ -18,7 +18,7 @@ end
 
 local function holds(token)
     local state, current = get('state', 'token')
-    return state == 'processing' and current == token
+    return state == 'processing' and current == token and not is_absent()
 end
 
 local function keep_for(ttl_ms)
