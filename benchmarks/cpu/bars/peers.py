@@ -95,4 +95,4 @@ def _results(setting: BenchSetting) -> dict[str, Any] | str:
 
 def _when(results: dict[str, Any]) -> str:
     quick = " (--quick: too few samples to judge)" if results["is_quick"] else ""
-    return f"measured {results['started']} at commit {results['commit']}{quick}"
+    return f"measured {results['finished']} at commit {results['commit']}{quick}"

@@ -1,0 +1,24 @@
+"""Writes a GGUF file as a bf16 Hugging Face folder, with the libraries that the tests use.
+
+python unpack_gguf.py FILE.gguf FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def main() -> None:
+    source, folder = Path(sys.argv[1]).resolve(), sys.argv[2]
+    arguments = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
+    AutoTokenizer.from_pretrained(**arguments).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main()
