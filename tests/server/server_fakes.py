@@ -245,7 +245,7 @@ class FakeServer:
         self._http.should_exit = True
         self._http.force_exit = True
         self._thread.join(10)
-        self.state.text_pool.shutdown()
+        self.state.shut_down_pools()
         assert not self._thread.is_alive()
 
     def connect(self, receive_buffer_bytes: int | None = None) -> socket.socket:

@@ -56,7 +56,9 @@ async def read_request(
     def read() -> tuple[RequestT, list[UnknownField]]:
         return read_fields(parse_json_object(body), request_type)
 
-    fields, unknown = read() if len(body) <= INLINE_BODY_BYTES else await state.in_text_pool(read)
+    fields, unknown = (
+        read() if len(body) <= INLINE_BODY_BYTES else await state.in_text_pool(read, len(body))
+    )
     if not state.options.allow_unknown_fields:
         refuse_unknown(unknown)
     return fields, _warnings(unknown)
@@ -134,7 +136,9 @@ async def respond(
         )
     await _collect(request, generation, stamps, collector.add)
     if generation.num_logprobs > INLINE_LOGPROBS:
-        return await state.in_text_pool(lambda: json_response(collector.result(), headers))
+        return await state.in_text_pool(
+            lambda: json_response(collector.result(), headers), generation.num_logprobs
+        )
     return json_response(collector.result(), headers)
 
 

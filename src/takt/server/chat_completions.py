@@ -62,14 +62,16 @@ async def create_chat_completion(request: Request, state: ServerState) -> Respon
 
 async def _render(fields: ChatCompletionRequest, model: ServedModel, state: ServerState) -> Prompt:
     check_num_messages(len(fields.messages), model)
-    check_length(num_message_chars(fields.messages), model, fields.prompt_field)
+    num_chars = num_message_chars(fields.messages)
+    check_length(num_chars, model, fields.prompt_field)
     token_ids = await state.in_text_pool(
         lambda: model.chat.encode(
             fields.messages,
             add_generation_prompt=fields.add_generation_prompt,
             continue_final_message=fields.continue_final_message,
             template_kwargs=fields.chat_template_kwargs,
-        )
+        ),
+        num_chars,
     )
     if not token_ids:
         raise InvalidRequestError("the chat renders to no tokens", param="messages")

@@ -75,9 +75,8 @@ async def _read_prompts(
             add_special_tokens=fields.add_special_tokens,
         )
 
-    if prompts_size(prompts) <= INLINE_SIZE:
-        return read()
-    return await state.in_text_pool(read)
+    size = prompts_size(prompts)
+    return read() if size <= INLINE_SIZE else await state.in_text_pool(read, size)
 
 
 class _Echo:

@@ -33,7 +33,8 @@ async def generate(request: Request, state: ServerState) -> Response | EventStre
             model.tokenizer,
             vocab_size=model.engine.info.vocab_size,
             add_special_tokens=True,
-        )
+        ),
+        len(fields.prompt),
     )
     generation = prepare(
         fields,

@@ -11,9 +11,13 @@ from starlette.responses import Response
 import takt
 from takt.errors import InvalidRequestError
 from takt.server.answers import check_num_messages, json_response, read_request
+from takt.server.chat_messages import num_message_chars
 from takt.server.errors import HttpError, unavailable
 from takt.server.protocol import DetokenizeRequest, TokenizeRequest
 from takt.server.state import ServedModel, ServerState, check_model_name
+
+MAX_TOKENIZE_CHARS = 4 * 1024 * 1024
+"""Of a text that is only tokenised; it keeps a thread busy for about a second per million."""
 
 
 async def list_models(request: Request, state: ServerState) -> Response:
@@ -36,8 +40,16 @@ async def tokenize(request: Request, state: ServerState) -> Response:
     model = state.ready_model(fields.model)
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequestError("give either prompt or messages", param="prompt")
+    num_chars = len(fields.prompt or "")
     if fields.messages is not None:
         check_num_messages(len(fields.messages), model)
+        num_chars = num_message_chars(fields.messages)
+    if num_chars > MAX_TOKENIZE_CHARS:
+        raise InvalidRequestError(
+            f"the text has {num_chars} characters, more than {MAX_TOKENIZE_CHARS}: send it in "
+            "parts",
+            param="prompt" if fields.messages is None else "messages",
+        )
 
     def answer() -> Response:
         token_ids = _tokenize(fields, model)
@@ -54,7 +66,7 @@ async def tokenize(request: Request, state: ServerState) -> Response:
             headers,
         )
 
-    return await state.in_text_pool(answer)
+    return await state.in_text_pool(answer, num_chars)
 
 
 async def detokenize(request: Request, state: ServerState) -> Response:
@@ -71,7 +83,7 @@ async def detokenize(request: Request, state: ServerState) -> Response:
         text = model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
         return json_response({"prompt": text}, headers)
 
-    return await state.in_text_pool(answer)
+    return await state.in_text_pool(answer, len(fields.tokens))
 
 
 async def health(request: Request, state: ServerState) -> Response:

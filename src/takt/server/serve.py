@@ -156,7 +156,7 @@ class _Service:
         while not http.done():
             self._http.force_exit = self._http.force_exit or self._stop_now.is_set()
             await asyncio.wait({http}, timeout=_POLL_SECONDS)
-        self._state.text_pool.shutdown(wait=False, cancel_futures=True)
+        self._state.shut_down_pools()
         if self._options.uds is not None:
             Path(self._options.uds).unlink(missing_ok=True)
 

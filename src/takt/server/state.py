@@ -22,6 +22,9 @@ logger = logging.getLogger("takt.server")
 
 ResultT = TypeVar("ResultT")
 
+BULK_SIZE = 256 * 1024
+"""Characters, bytes or ids from which on work is done among its like."""
+
 
 class Phase(enum.Enum):
     LOADING = "loading"
@@ -65,6 +68,10 @@ class ServerState:
         default_factory=lambda: ThreadPoolExecutor(4, thread_name_prefix="takt-text")
     )
     """Threads that render and tokenise: what may take long never runs on the event loop."""
+    bulk_pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="takt-bulk")
+    )
+    """The same for what is large, so that a few documents never keep every chat waiting."""
 
     @property
     def is_ready(self) -> bool:
@@ -85,8 +92,14 @@ class ServerState:
             raise unavailable(f"the engine is {self.model.engine.state.value}")
         return self.model
 
-    async def in_text_pool(self, function: Callable[[], ResultT]) -> ResultT:
-        return await asyncio.get_running_loop().run_in_executor(self.text_pool, function)
+    async def in_text_pool(self, function: Callable[[], ResultT], size: int) -> ResultT:
+        """Runs work on `size` characters or ids in a thread of its kind."""
+        pool = self.bulk_pool if size > BULK_SIZE else self.text_pool
+        return await asyncio.get_running_loop().run_in_executor(pool, function)
+
+    def shut_down_pools(self) -> None:
+        for pool in (self.text_pool, self.bulk_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def longest_token_chars(tokenizer: Tokenizer) -> int:
