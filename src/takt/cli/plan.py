@@ -31,9 +31,7 @@ Osl = Annotated[int, typer.Option(help="Mean tokens of an output.")]
 IslVariation = Annotated[float, typer.Option(help="Coefficient of variation; 0 is a fixed length.")]
 Dtype = Annotated[
     str,
-    typer.Option(
-        help="Weights: fp16, bf16, fp8, int8, int4 or packed; auto is packed for a GGUF, else fp16."
-    ),
+    typer.Option(help="Weights: fp16, fp8, int8, int4, packed (as in a GGUF); auto if not given."),
 ]
 KvDtype = Annotated[str, typer.Option(help="KV cache: auto (16 bits) or fp8.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -233,6 +231,8 @@ def _advance(progress: Progress, task: TaskID, done: int, _total: int) -> None:
 def _check_chart(chart: Path | None) -> None:
     if chart is not None and chart.suffix not in (".svg", ".html"):
         raise ConfigError(f"--chart {chart} ends with neither .svg nor .html; name one of them")
+    if chart is not None and not chart.parent.is_dir():
+        raise ConfigError(f"--chart {chart} cannot be written: there is no folder {chart.parent}")
 
 
 def _write(path: Path, text: str) -> None:

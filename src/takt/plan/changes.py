@@ -44,7 +44,8 @@ def find_changes(
     if pinned != Pinned():
         changes += _topology_change(question, cluster, precision)
     changes += _hardware_changes(question, cluster, precision)
-    changes.sort(key=lambda change: change.added_power_w)
+    # What needs no other devices comes first.
+    changes.sort(key=lambda change: (change.kind == "hardware", change.added_power_w))
     if any(a.verdict in (Verdict.LOAD_NO, Verdict.CANDIDATE) for a in found):
         changes += _load_change(question, found, precision)
     changes += _target_changes(question, found, precision)

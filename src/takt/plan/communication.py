@@ -12,7 +12,7 @@ def all_reduce_s(accelerator: Accelerator, ranks: int, num_bytes: float) -> floa
     """One all-reduce of `num_bytes` among `ranks`; across nodes in two levels.
 
     One-shot: a + (N-1) S / B1. Two-shot: a + 2 (N-1)/N S / Bbus. The faster counts for messages up
-    to 256 KiB.
+    to 256 KiB; the second shot's latency is not tabulated and left out.
     """
     if ranks <= 1:
         return 0.0

@@ -102,7 +102,9 @@ class ModelShape:
 
     def head_bytes(self, element_bytes: float | None) -> float:
         if element_bytes is None:
-            return 2.0 * self.head_params if self.file_head_bytes is None else self.file_head_bytes
+            element_bytes = 2.0
+            if self.file_head_bytes is not None:
+                return self.file_head_bytes
         return self.head_params * element_bytes
 
     def prefill_flops(self, num_tokens: int) -> float:

@@ -116,7 +116,7 @@ def _bounds_table(shown: list[Assessment]) -> Table:
 
 
 def _load_table(plan: Plan, shown: list[Assessment]) -> Table:
-    table = _table("ITL", "TTFT", "e2e", "margin", "batch", "tokens", "GB", "KV", "kW")
+    table = _table("ITL ms", "TTFT ms", "e2e ms", "margin", "batch", "step", "GB", "KV", "kW")
     for a in shown:
         p99 = a.predicted
         batch = a.load.batch if a.load is not None else None
@@ -124,7 +124,7 @@ def _load_table(plan: Plan, shown: list[Assessment]) -> Table:
         table.add_row(
             _degrees(a),
             Text(a.verdict.value, style=_STYLES[a.verdict]),
-            *([_ms(p99.itl_s), _ms(p99.ttft_s), _ms(p99.e2e_s)] if p99 else ["-"] * 3),
+            *([_plain(t) for t in (p99.itl_s, p99.ttft_s, p99.e2e_s)] if p99 else ["-"] * 3),
             f"{a.margin:+.0%}" if math.isfinite(a.ratio) else "-",
             f"{batch.mean_batch:.1f}" if batch else "-",
             str(a.limits.max_num_batched_tokens) if a.limits else "-",
@@ -197,6 +197,11 @@ def _interval(found: Interval) -> str:
     half = found.high - found.mean
     spread = "" if math.isnan(half) else f" ± {half:.2g}"
     return f"{found.mean:.4g}{spread}"
+
+
+def _plain(seconds: float) -> str:
+    """Milliseconds without their unit."""
+    return f"{seconds * 1e3:,.3g}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
 
 
 def _ms(seconds: float) -> str:

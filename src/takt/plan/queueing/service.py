@@ -74,14 +74,13 @@ class TruncatedLogNormal:
 
     def quantile(self, share: float) -> float:
         """The time that a share of services stays within; inverts the cut distribution."""
+        if not 0 < share < 1:
+            return self.low_s if share <= 0 else self.high_s
         low = 0.0 if self.low_s == 0 else _NORMAL.cdf(self._standard(self.low_s))
         high = _NORMAL.cdf(self._standard(self.high_s))
         place = low + share * (high - low)
-        if place <= 0:
-            return self.low_s
-        if place >= 1:
-            return self.high_s
-        return math.exp(self.mu + self.sigma * _NORMAL.inv_cdf(place))
+        time = math.exp(self.mu + self.sigma * _NORMAL.inv_cdf(place))
+        return min(max(time, self.low_s), self.high_s)
 
     def _mass(self, order: int) -> float:
         upper = _NORMAL.cdf(self._standard(self.high_s) - order * self.sigma)

@@ -1,0 +1,60 @@
+import math
+
+import pytest
+
+from takt.plan.errors import PlanInputError
+from takt.plan.simulate.arrivals import Arrival, LengthDistribution
+from takt.plan.simulate.replicate import (
+    Experiment,
+    Interval,
+    PoissonLoad,
+    TraceLoad,
+    run_replication,
+    run_replications,
+)
+from takt.plan.simulate.simulator import SimulatedServer
+from takt.scheduler.step_time import StepCoefficients, StepTimeModel
+
+PIECE = StepCoefficients(4e6, 1e5, 3e4, 0.0, 0.0)
+SERVER = SimulatedServer(StepTimeModel((PIECE, PIECE)), 64, 256, 100_000)
+LOAD = PoissonLoad(20.0, 150, LengthDistribution(100), LengthDistribution(20))
+EXPERIMENT = Experiment(SERVER, LOAD, noise=0.05, seed=9)
+
+
+def test_processes_change_nothing_and_progress_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    alone = run_replications(EXPERIMENT, 3, num_processes=1)
+    spread = run_replications(
+        EXPERIMENT, 3, num_processes=2, on_progress=lambda d, n: told.append((d, n))
+    )
+    assert alone == spread
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_replications_differ_and_can_be_repeated() -> None:
+    first, second = (run_replication(EXPERIMENT, i) for i in (0, 1))
+    assert first != second
+    assert run_replication(EXPERIMENT, 0) == first
+
+
+def test_a_trace_is_the_same_in_every_replication() -> None:
+    trace = TraceLoad(tuple(Arrival(i * 50_000_000, 100, 10) for i in range(40)))
+    quiet = Experiment(SERVER, trace)
+    assert run_replication(quiet, 0) == run_replication(quiet, 1)
+    noisy = Experiment(SERVER, trace, noise=0.05)
+    assert run_replication(noisy, 0) != run_replication(noisy, 1)
+
+
+def test_intervals_are_students() -> None:
+    # mean 2, deviation 1, t(2) = 4.303
+    interval = Interval.of([1.0, 2.0, 3.0])
+    assert interval.mean == 2.0
+    assert interval.high - 2.0 == pytest.approx(4.303 / math.sqrt(3))
+    assert math.isnan(Interval.of([1.0]).low)
+    many = Interval.of([0.0, 1.0] * 50)
+    assert many.high - many.mean == pytest.approx(1.96 * 0.5025 / 10, rel=1e-3)
+
+
+def test_no_replication_is_refused() -> None:
+    with pytest.raises(PlanInputError, match="replications"):
+        run_replications(EXPERIMENT, 0)
