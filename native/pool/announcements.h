@@ -4,7 +4,7 @@
 // reads the words before it overwrites something: whoever was seen to have left cannot touch it.
 // All operations on the words, and those on results, are sequentially consistent. A redo stores its
 // word, then reads that a result is absent; whoever overwrites has read that the result is present,
-// then reads the word. One order of all four means that the second thread sees the first one's word.
+// then reads the word. As all four have one order, the second thread sees the first one's word.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -64,9 +64,7 @@ class Walk {
       step_.run(thread_, i, tile, place);
       if (control_.publish(i, tile, place)) wait_.notify();
     }
-    int64_t patience = step_.redo_after_ns(i);
-    if (num_run > 0) patience = std::max(patience, 2 * (wait_.now() - start) / num_run);
-    return wait_for_tiles(i, patience);
+    return wait_for_tiles(i, num_run, start);
   }
 
   // What this instruction overwrites may be in use by threads that fell behind.
@@ -75,7 +73,9 @@ class Walk {
       if (!ready([&] { return !announcements_.any_up_to(epoch_, barrier); })) return false;
     }
     if (step_.writes_kv(i)) {
-      // Blocks that an older step wrote may have been freed and given to another sequence.
+      // Blocks that an older step wrote may have been freed and given to another sequence. Threads
+      // that still read K/V for an older step are not waited for: whatever they compute from values
+      // that change under them is dropped, since that step's results are all published.
       if (!ready([&] { return !announcements_.any_older_kv_writer(epoch_); })) return false;
     }
     return true;
@@ -86,10 +86,13 @@ class Walk {
     return condition() || wait_.until(condition, -1) == Waited::kReady;
   }
 
-  bool wait_for_tiles(int i, int64_t patience_ns) {
+  // `num_run` tiles of the instruction took this thread since `start`.
+  bool wait_for_tiles(int i, int num_run, int64_t start) {
     const int num_tiles = control_.num_tiles(i);
+    int64_t patience_ns = kNotYetKnown;
     for (int tile = 0; tile < num_tiles; ++tile) {
       while (control_.result(i, tile) == nullptr) {
+        if (patience_ns == kNotYetKnown) patience_ns = patience(i, num_run, start);
         const Waited waited =
             wait_.until([&] { return control_.result(i, tile) != nullptr; }, patience_ns);
         if (waited == Waited::kAborted) return false;
@@ -97,11 +100,17 @@ class Walk {
           // The others wait too: begin at different tiles. After one time-out, the rest of the
           // laggards' tiles need no further patience.
           const bool redone = redo_one(i, tile + thread_ % (num_tiles - tile), tile, num_tiles);
-          patience_ns = redone ? 0 : std::max<int64_t>(patience_ns, kNoStagingPatienceNs);
+          patience_ns = redone ? 0 : std::max(patience_ns, kNoStagingPatienceNs);
         }
       }
     }
     return true;
+  }
+
+  // How long a claimed tile may stay unpublished.
+  int64_t patience(int i, int num_run, int64_t start) {
+    const int64_t expected = step_.redo_after_ns(i);
+    return num_run == 0 ? expected : std::max(expected, 2 * (wait_.now() - start) / num_run);
   }
 
   // Executes the first unpublished tile at or after `start`, wrapping round to `first`; false if it
@@ -124,6 +133,7 @@ class Walk {
     return true;
   }
 
+  static constexpr int64_t kNotYetKnown = -1;
   static constexpr int64_t kNoStagingPatienceNs = 1'000'000;
 
   const int thread_;

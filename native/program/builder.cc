@@ -165,8 +165,8 @@ void ProgramBuilder::sample(int logits) {
   int64_t& bound = plan_->bounds.vocab_size;
   bound = bound == 0 ? vocab_size : std::min(bound, vocab_size);
   const int64_t row_bytes = vocab_size * int64_t(sizeof(float));
-  const int32_t block_rows = int32_t(
-      std::clamp<int64_t>(kLogitsBlockBytes / row_bytes, 1, std::max<int64_t>(limits_.max_num_rows, 1)));
+  const int64_t most_rows = std::max<int64_t>(limits_.max_num_rows, 1);
+  const auto block_rows = int32_t(std::clamp<int64_t>(kLogitsBlockBytes / row_bytes, 1, most_rows));
   for (int32_t first = 0; first < limits_.max_num_rows; first += block_rows) {
     const LogitsBlock block{first, std::min(block_rows, int32_t(limits_.max_num_rows) - first)};
     const int64_t few = std::clamp<int64_t>(few_rows_ - first, 0, block.max_rows);

@@ -152,7 +152,9 @@ RowTarget::RowTarget(TileRun& tile, int value, const TileRange& range)
   q8_stride_ = q8_row_bytes(staged ? cols : width_);
   q8_ = staged ? tile.where + q8_at
                : step.at_place(v.q8_place) + size_t(range.row0) * q8_stride_;
-  if (!staged && cols != width_) q8_part_ = tile.scratch.take<std::byte>(int64_t(q8_row_bytes(cols)));
+  if (!staged && cols != width_) {
+    q8_part_ = tile.scratch.take<std::byte>(int64_t(q8_row_bytes(cols)));
+  }
 }
 
 void RowTarget::finish(int row) const {

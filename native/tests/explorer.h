@@ -4,8 +4,8 @@
 // that is not sequentially consistent waits in its thread's buffer, as on x86, until the thread
 // does something that drains it or the explorer chooses to. An execution is a sequence of choices:
 // to go on with a thread and to let a wait time out are free, to take over from a thread that could
-// go on and to drain a buffer early cost one. All executions within a budget are run, by depth-first
-// search over the choices.
+// go on and to drain a buffer early cost one. All executions within a budget are run, by
+// depth-first search over the choices.
 #pragma once
 #include <ucontext.h>
 
@@ -37,7 +37,7 @@ class Explorer {
   void point();
   // Ends the execution.
   [[noreturn]] void fail(const std::string& why);
-  // Waits until another thread has written; or, if `may_time_out`, perhaps not so long (then false).
+  // Waits until another thread has written; or, if `may_time_out`, perhaps less long: then false.
   bool wait_for_writes(bool may_time_out);
 
   struct BufferedStore {

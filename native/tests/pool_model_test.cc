@@ -89,7 +89,9 @@ uint64_t expected_tile(uint64_t epoch, int i, int tile) {
 // One step in flight, as Walk sees it.
 struct Context {
   Context(Shared& s, int num_threads)
-      : shared(s), control(std::vector<int32_t>(kInstructions, kTiles)), staged(size_t(num_threads)) {}
+      : shared(s),
+        control(std::vector<int32_t>(kInstructions, kTiles)),
+        staged(size_t(num_threads)) {}
 
   void begin(uint64_t of_epoch) {
     epoch = of_epoch;

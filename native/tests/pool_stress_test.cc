@@ -34,7 +34,9 @@ class ChainStep final : public Step {
     input_ = epoch;
     for (auto& s : staging_) s.used = 0;
     int32_t tiles[kInstructions];
-    for (int i = 0; i < kInstructions; ++i) tiles[i] = 1 + int32_t((epoch + uint64_t(i)) % kMaxTiles);
+    for (int i = 0; i < kInstructions; ++i) {
+      tiles[i] = 1 + int32_t((epoch + uint64_t(i)) % kMaxTiles);
+    }
     tiles[kInstructions / 2] = 0;  // one without work
     control_.reset(epoch, tiles);
   }
