@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: serve install test lint unit native-test reference bench bench-peers bench-kv bench-step bench-quality clean
+.PHONY: serve install test lint unit native-test reference bench bench-peers bench-kv bench-step bench-quality bench-plan clean
 
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
@@ -61,6 +61,9 @@ bench-peers: install
 
 bench-kv: install
 	@$(BIN)/python benchmarks/kv_pool.py
+
+bench-plan: install
+	@$(BIN)/python benchmarks/plan.py
 
 bench-step: install
 	@$(BIN)/python benchmarks/step_overhead.py

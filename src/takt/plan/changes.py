@@ -180,15 +180,22 @@ def _balanced(question: Question, answer: Assessment, precision: Precision) -> A
 
 
 def _best_estimate(question: Question, cluster: Cluster, precision: Precision) -> Assessment | None:
-    """With all devices in use; None if no topology is fast enough alone."""
+    """With all devices in use; None if no topology is fast enough alone.
+
+    Pipelines shorten no token: they are tried only where the model does not fit without.
+    """
     best: Assessment | None = None
-    for topology in topologies(question.model, cluster):
-        most = cluster.num_devices // topology.devices_per_replica
-        if topology.dp != most:
+    divisions = topologies(question.model, cluster)
+    for topology in sorted(divisions, key=lambda t: t.pp):
+        if topology.pp > 1 and best is not None:
+            break
+        if topology.dp != cluster.num_devices // topology.devices_per_replica:
             continue
         answer = assess(question, topology, precision)
         if answer.verdict is Verdict.CANDIDATE and (best is None or answer.ratio < best.ratio):
             best = answer
+        elif answer.verdict is Verdict.LOAD_NO and best is None and topology.pp == 1:
+            best = answer  # it fits, so that no pipeline is needed
     return best
 
 

@@ -15,8 +15,10 @@ from takt.plan.topology import Pinned, topologies
 from takt.plan.verdict import Assessment, Verdict
 from takt.plan.workload import Targets, Workload
 
-_MAX_SIMULATIONS = 4
-_TOKENS_PER_SIMULATION = 200_000
+_MAX_SIMULATIONS = 3
+_SECOND_CHANCE_RATIO = 1.05
+"""Once a surer candidate has failed, those estimated above this are not worth a simulation."""
+_TOKENS_PER_SIMULATION = 150_000
 """Bounds a simulation's time; long outputs are simulated with fewer requests."""
 _LEAST_REQUESTS = 500
 
@@ -124,6 +126,8 @@ def _confirm_best(
     has_held = False
     for done in range(_MAX_SIMULATIONS):
         candidates = [a for a in found if a.verdict is Verdict.CANDIDATE]
+        if done and not has_held:
+            candidates = [a for a in candidates if a.ratio <= _SECOND_CHANCE_RATIO]
         if has_held:
             cheapest = min(a.topology.num_devices for a in found if a.verdict is Verdict.HOLD)
             candidates = [
