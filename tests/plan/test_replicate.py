@@ -1,7 +1,9 @@
 import math
+from dataclasses import dataclass, replace
 
 import pytest
 
+from takt.observe.step_record import StepRecord
 from takt.plan.errors import PlanInputError
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution
 from takt.plan.simulate.replicate import (
@@ -13,7 +15,8 @@ from takt.plan.simulate.replicate import (
     run_replications,
 )
 from takt.plan.simulate.simulator import SimulatedServer
-from takt.scheduler.step_time import StepCoefficients, StepTimeModel
+from takt.plan.simulate.step_samples import step_samples
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 PIECE = StepCoefficients(4e6, 1e5, 3e4, 0.0, 0.0)
 SERVER = SimulatedServer(StepTimeModel((PIECE, PIECE)), 64, 256, 100_000)
@@ -58,3 +61,49 @@ def test_intervals_are_students() -> None:
 def test_no_replication_is_refused() -> None:
     with pytest.raises(PlanInputError, match="replications"):
         run_replications(EXPERIMENT, 0)
+
+
+def test_residuals_of_a_fitted_model_are_drawn_anew_in_each_replication() -> None:
+    late = StepTimeModel((PIECE, PIECE), residual_ratios=(1.0,) * 97 + (3.0,) * 3)
+    experiment = Experiment(replace(SERVER, duration=late), LOAD, noise=None, seed=2)
+    first, second = (run_replication(experiment, i) for i in (0, 1))
+    exact = run_replication(Experiment(SERVER, LOAD, seed=2), 0)
+    assert first != second
+    assert first["itl_p99_ms"] > 1.5 * exact["itl_p99_ms"]
+    assert first["itl_p50_ms"] < 1.2 * exact["itl_p50_ms"]
+    with pytest.raises(PlanInputError, match="no residuals"):
+        run_replication(Experiment(SERVER, LOAD, noise=None), 0)
+
+
+def test_a_step_record_becomes_samples_of_whole_steps() -> None:
+    record = StepRecord(4)
+    for i in range(6):
+        record.add(TimedStep(i, 100 * i, 100 * i + 10, 100 * i + 80, 100 * i + 90 * (i != 5)))
+    samples = step_samples(record)
+    # The ring holds four; the last took no time.
+    assert samples == [(StepFeatures(i, 2 * i, 3 * i, 4 * i), 90.0) for i in (2, 3, 4)]
+
+
+@dataclass
+class TimedStep:
+    step_id: int
+    schedule_start_ns: int
+    run_start_ns: int
+    run_end_ns: int
+    update_end_ns: int
+
+    @property
+    def num_decode_seqs(self) -> int:
+        return self.step_id
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return 2 * self.step_id
+
+    @property
+    def num_kv_tokens_read(self) -> int:
+        return 3 * self.step_id
+
+    @property
+    def num_qk_pairs(self) -> int:
+        return 4 * self.step_id

@@ -195,3 +195,21 @@ def test_contradictions_are_refused() -> None:
         Targets(ttft_s=0.2, e2e_s=0.1)
     with pytest.raises(PlanInputError, match="--isl"):
         Workload(0, 128, 1.0)
+    too_long = Workload(8000, 500, 1.0)
+    with pytest.raises(PlanInputError, match=r"8500 tokens .* context, 8192"):
+        plan("llama-3-8b", "1xH200", 1.0, Targets(itl_s=1.0), workload=too_long)
+
+
+def test_one_token_of_output_has_no_gaps_to_bind() -> None:
+    made = plan(
+        "llama-3-8b", "1xH200", 5.0, Targets(itl_s=1e-3, ttft_s=0.2), workload=Workload(512, 1, 5.0)
+    )
+    assert made.verdict is Verdict.HOLD
+    assert made.best.predicted is not None and made.best.predicted.itl_s == 0
+
+
+def test_experts_count_for_memory_and_for_reading() -> None:
+    made = plan("mixtral-8x7b", "1xA100-80G", 1.0, Targets(itl_s=0.1))
+    assert made.best.constraint.name == "memory"
+    held = plan("mixtral-8x7b", "2xA100-80G", 1.0, Targets(itl_s=0.1))
+    assert held.verdict is Verdict.HOLD

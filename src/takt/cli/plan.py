@@ -192,7 +192,7 @@ def simulate(
         report = _simulation_report(request, found, replications)
         sys.stdout.write(json.dumps(report, indent=2, allow_nan=False) + "\n")
     else:
-        print_simulation(found, Console(highlight=False), replications)
+        print_simulation(found, Console(highlight=False), replications, request.estimate())
 
 
 def _simulation_report(
@@ -204,6 +204,7 @@ def _simulation_report(
     return {
         "request": {k: str(v) if isinstance(v, Path) else v for k, v in asdict(request).items()},
         "replications": replications,
+        "closed_forms": request.estimate(),
         "results": {
             variant: {
                 name: {"mean": bound(i.mean), "low": bound(i.low), "high": bound(i.high)}

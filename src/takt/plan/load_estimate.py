@@ -95,7 +95,7 @@ def estimate_load(
     e2e = ttft + (workload.output_tokens - 1) * load.step_s * slower
     return LoadEstimate(
         batch=load,
-        itl_p99_s=server.itl_quantile_s(load, _P99),
+        itl_p99_s=server.itl_quantile_s(load, _P99) if workload.output_tokens > 1 else 0.0,
         ttft_p99_s=ttft,
         e2e_p99_s=e2e,
         prefill_load=queue.load,

@@ -8,7 +8,7 @@ from typing import Any
 
 from takt.plan.command_lines import checkpoint_note, takt_command, vllm_command
 from takt.plan.search import Plan
-from takt.plan.verdict import Assessment, Latencies
+from takt.plan.verdict import Assessment, Constraint, Latencies
 
 
 def plan_report(plan: Plan) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def plan_report(plan: Plan) -> dict[str, Any]:
             )
         },
         "verdict": plan.verdict.value,
-        "constraint": asdict(best.constraint),
+        "constraint": _constraint(best.constraint),
         "floors_ms": {
             "token": plan.floors.token_s * 1e3,
             "prefill": plan.floors.prefill_s * 1e3,
@@ -55,7 +55,7 @@ def _assessment(plan: Plan, assessment: Assessment) -> dict[str, Any]:
         "precision": assessment.precision.label,
         "verdict": assessment.verdict.value,
         "margin": _finite(assessment.margin),
-        "constraint": {k: _finite(v) for k, v in asdict(assessment.constraint).items()},
+        "constraint": _constraint(assessment.constraint),
         "bounds_ms": {
             "weight_read": bounds.weight_read_s * 1e3,
             "token": bounds.token_s * 1e3,
@@ -76,6 +76,10 @@ def _assessment(plan: Plan, assessment: Assessment) -> dict[str, Any]:
         "vllm_command": vllm_command(plan.model, assessment, plan.workload),
         "checkpoint_note": checkpoint_note(assessment),
     }
+
+
+def _constraint(constraint: Constraint) -> dict[str, Any]:
+    return {name: _finite(value) for name, value in asdict(constraint).items()}
 
 
 def _latencies(latencies: Latencies | None) -> dict[str, float | None] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from takt.plan.assess import Caution, Question, assess, confirm
 from takt.plan.bounds import ClusterFloors, cluster_floors
 from takt.plan.changes import Change, find_changes
+from takt.plan.errors import PlanInputError
 from takt.plan.hardware import Cluster
 from takt.plan.model_shape import ModelShape
 from takt.plan.precision import Precision
@@ -65,7 +66,14 @@ class PlanRequest:
 
 
 def make_plan(request: PlanRequest, on_progress: OnProgress | None = None) -> Plan:
-    """Raises `PlanInputError` for degrees that the model or the cluster cannot have."""
+    """Raises `PlanInputError` for degrees that the model or the cluster cannot have, and for
+    requests longer than the model's context."""
+    longest, limit = request.workload.longest_tokens, request.model.max_position_embeddings
+    if longest > limit:
+        raise PlanInputError(
+            f"requests of up to {longest} tokens (--isl and --osl with their variation) are longer "
+            f"than {request.model.name}'s context, {limit}"
+        )
     requests_fit = _TOKENS_PER_SIMULATION // request.workload.output_tokens
     fewest = min(_LEAST_REQUESTS, request.caution.num_requests)
     caution = replace(

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from takt.plan.errors import PlanInputError, require_positive, require_whole, unknown_name
-from takt.plan.hardware import Accelerator, parse_cluster
+from takt.plan.hardware import Accelerator, Cluster, parse_cluster
+from takt.plan.load_estimate import StepLimits, estimate_load
 from takt.plan.memory import MemoryFit, memory_fit
 from takt.plan.model_data import find_model
+from takt.plan.model_shape import ModelShape
 from takt.plan.precision import precision_for
 from takt.plan.simulate.arrivals import LengthDistribution
 from takt.plan.simulate.kv_io import KVTransfers
@@ -16,7 +18,8 @@ from takt.plan.simulate.replicate import Experiment, PoissonLoad, TraceLoad
 from takt.plan.simulate.simulator import SimulatedServer
 from takt.plan.simulate.traces import read_trace, scale_rate
 from takt.plan.step_cost import StepCost
-from takt.plan.topology import Pinned, topologies
+from takt.plan.topology import Pinned, Topology, topologies
+from takt.plan.workload import Workload
 
 KV_IO = ("none", "sync", "async", "both")
 _RESERVATIONS = ("full", "optimistic")
@@ -74,13 +77,49 @@ class SimulationRequest:
             )
         return experiments
 
-    def _server(self) -> tuple[SimulatedServer, Accelerator, MemoryFit]:
+    def estimate(self) -> dict[str, float] | None:
+        """The closed forms' P99s in milliseconds and mean batch, by the simulation's names.
+
+        None for a trace, for KV transfers, and where there is no stable state.
+        """
+        if self.requests_per_s is None or self.kv_io != "none":
+            return None
         model = find_model(self.model)
         cluster = parse_cluster(self.hardware, self.hardware_file)
+        topology = self._topology(model, cluster)
+        precision = precision_for(model, self.dtype, self.kv_cache_dtype)
+        load = estimate_load(
+            StepCost(model, cluster.accelerator, topology, precision),
+            memory_fit(model, cluster.accelerator, topology, precision),
+            Workload(
+                self.prompt_tokens,
+                self.output_tokens,
+                self.requests_per_s,
+                self.prompt_variation,
+                self.output_variation,
+            ),
+            topology.dp,
+            StepLimits(self.max_num_batched_tokens, self.max_num_seqs),
+        )
+        if load.batch is None:
+            return None
+        return {
+            "itl_p99_ms": load.itl_p99_s * 1e3,
+            "ttft_p99_ms": load.ttft_p99_s * 1e3,
+            "e2e_p99_ms": load.e2e_p99_s * 1e3,
+            "mean_running": load.batch.mean_batch * topology.pp,
+        }
+
+    def _topology(self, model: ModelShape, cluster: Cluster) -> Topology:
         pinned = Pinned(
             self.tensor_parallel_size, self.pipeline_parallel_size, self.data_parallel_size
         )
-        topology = topologies(model, cluster, pinned)[0]
+        return topologies(model, cluster, pinned)[0]
+
+    def _server(self) -> tuple[SimulatedServer, Accelerator, MemoryFit]:
+        model = find_model(self.model)
+        cluster = parse_cluster(self.hardware, self.hardware_file)
+        topology = self._topology(model, cluster)
         precision = precision_for(model, self.dtype, self.kv_cache_dtype)
         memory = memory_fit(model, cluster.accelerator, topology, precision)
         if memory.num_kv_tokens < 1:

@@ -57,13 +57,21 @@ def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
 
 
 def print_simulation(
-    columns: Mapping[str, Mapping[str, Interval]], console: Console, num_replications: int
+    columns: Mapping[str, Mapping[str, Interval]],
+    console: Console,
+    num_replications: int,
+    estimate: Mapping[str, float] | None = None,
 ) -> None:
-    """One column of figures per variant, each with its interval."""
+    """One column of figures per variant, each with its interval; the closed forms' beside."""
     table = Table("", *columns, box=box.SIMPLE_HEAD)
+    if estimate is not None:
+        table.add_column("closed forms")
     names = list(next(iter(columns.values())))
     for name in names:
-        table.add_row(name, *(_interval(found[name]) for found in columns.values()))
+        cells = [_interval(found[name]) for found in columns.values()]
+        if estimate is not None:
+            cells.append(f"{estimate[name]:.4g}" if name in estimate else "")
+        table.add_row(name, *cells)
     console.print(table)
     console.print(Text(f"means of {num_replications} replications; half widths of 95 % intervals"))
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from takt.plan.errors import require_whole
+from takt.plan.errors import PlanInputError, require_whole
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
-from takt.plan.simulate.durations import NoisyDuration
+from takt.plan.simulate.durations import NoisyDuration, ResampledDuration, StepDuration
 from takt.plan.simulate.result import SimulationResult
 from takt.plan.simulate.simulator import SimulatedServer, simulate
+from takt.scheduler.step_time import StepTimeModel
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T95 = (
@@ -49,7 +50,8 @@ class TraceLoad:
 class Experiment:
     server: SimulatedServer
     load: PoissonLoad | TraceLoad
-    noise: float = 0.0
+    noise: float | None = 0.0
+    """Coefficient of variation of steps; None draws the residuals of a fitted `StepTimeModel`."""
     bias: float = 1.0
     seed: int = 0
     warm_up_share: float = 0.1
@@ -93,12 +95,7 @@ def run_replication(experiment: Experiment, index: int) -> Metrics:
         arrivals = poisson_arrivals(
             load.rate_per_s, load.num_requests, load.prompt, load.output, int(arrivals_seed)
         )
-    duration = NoisyDuration(
-        experiment.server.duration,
-        noise=experiment.noise,
-        bias=experiment.bias,
-        seed=int(noise_seed),
-    )
+    duration = _duration(experiment, int(noise_seed))
     server = replace(experiment.server, duration=duration)
     return _metrics(simulate(server, arrivals, warm_up_share=experiment.warm_up_share))
 
@@ -131,6 +128,15 @@ def run_replications(
                     on_progress(done, count)
     found = [metrics for metrics in results if metrics is not None]
     return {name: Interval.of([m[name] for m in found]) for name in found[0]}
+
+
+def _duration(experiment: Experiment, seed: int) -> StepDuration:
+    base = experiment.server.duration
+    if experiment.noise is not None:
+        return NoisyDuration(base, noise=experiment.noise, bias=experiment.bias, seed=seed)
+    if not isinstance(base, StepTimeModel):
+        raise PlanInputError("only a fitted step-time model has residuals to draw")
+    return NoisyDuration(ResampledDuration(base, seed=seed), bias=experiment.bias)
 
 
 def _metrics(result: SimulationResult) -> Metrics:
