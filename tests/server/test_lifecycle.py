@@ -6,14 +6,17 @@ import json
 import re
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import fake_serve
 import httpx
 import psutil
 import pytest
 from served_process import ServedProcess, served_process, wait_for_status
+
+from takt.server import serve as serving
 
 SCRIPT = Path(__file__).with_name("fake_serve.py")
 LONG = {"prompt": "a", "max_tokens": 200, "stream": True, "ignore_eos": True}
@@ -27,24 +30,19 @@ def served(behaviour: str = "fake", **options: object) -> Iterator[ServedProcess
         yield server
 
 
-def test_announces_itself_serves_and_stops_with_zero() -> None:
+def test_announces_itself_serves_and_stops_with_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAKT_API_KEY", "secret")
     with served() as server:
         url = server.url()
         assert "curl" in server.read_until("curl").group()
-        answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a", "model": "fake"})
+        body = {"prompt": "a", "model": "fake"}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 401
+        headers = {"Authorization": "Bearer secret"}
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
         assert answer.status_code == 200
         assert answer.json()["choices"][0]["text"].startswith(" w")
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
-
-
-def test_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TAKT_API_KEY", "secret")
-    with served() as server:
-        url = server.url()
-        assert httpx.get(f"{url}/v1/models").status_code == 401
-        headers = {"Authorization": "Bearer secret"}
-        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == 200
 
 
 def test_signal_while_the_model_loads_stops_at_once() -> None:
@@ -81,8 +79,8 @@ def test_what_still_runs_when_the_drain_ends_gets_an_error_event(by_signal: bool
             lines = response.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
-            wait_for_status(f"{url}/health", 503)
             if by_signal:
+                wait_for_status(f"{url}/health", 503)
                 server.process.send_signal(signal.SIGINT)
             texts = [line for line in lines if line]
         assert len(texts) < 190
@@ -128,6 +126,23 @@ def test_three_deaths_in_a_row_end_the_server_with_one_line() -> None:
         assert server.last_line.startswith("takt: the engine died 3 times in a row")
 
 
+@pytest.fixture
+def serve_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, list[str]]]:
+    """Runs a server that cannot start in this process; gives its exit code and lines."""
+    for name in ("load_text_side", "ProcessEngineClient"):
+        monkeypatch.setattr(serving, name, getattr(serving, name))
+    monkeypatch.setattr("sys.setswitchinterval", lambda seconds: None)
+
+    def run(behaviour: str, **options: object) -> tuple[int, list[str]]:
+        options.setdefault("port", 0)
+        code = fake_serve.main(behaviour, *(f"{name}={value}" for name, value in options.items()))
+        return code, capsys.readouterr().err.splitlines()
+
+    return run
+
+
 @pytest.mark.parametrize(
     ("behaviour", "options", "code", "line"),
     [
@@ -139,33 +154,41 @@ def test_three_deaths_in_a_row_end_the_server_with_one_line() -> None:
     ],
 )
 def test_what_cannot_start_says_why_in_one_line(
-    behaviour: str, options: dict[str, str], code: int, line: str
+    serve_here: Callable[..., tuple[int, list[str]]],
+    behaviour: str,
+    options: dict[str, str],
+    code: int,
+    line: str,
 ) -> None:
-    with served(behaviour, **options) as server:
-        assert server.end() == code
-        assert server.last_line.startswith(line)
-        assert not any("Traceback" in text for text in server.lines)
+    returned, lines = serve_here(behaviour, **options)
+    assert returned == code
+    assert lines[-1].startswith(line)
+    assert not any("Traceback" in text for text in lines)
 
 
-def test_port_in_use_is_one_line_and_comes_at_once() -> None:
+def test_port_in_use_is_one_line_and_comes_at_once(
+    serve_here: Callable[..., tuple[int, list[str]]],
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with served("fake:die-at-start", port=port) as server:
-            assert server.end() == 1
-            assert len(server.lines) == 1
-            assert f"port {port}" in server.lines[0]
+        code, lines = serve_here("fake:die-at-start", port=port)
+    assert code == 1
+    assert len(lines) == 1
+    assert f"port {port}" in lines[0]
 
 
-def test_unix_socket_is_served_and_removed(tmp_path: Path) -> None:
+def test_unix_socket_is_served_and_removed(
+    tmp_path: Path, serve_here: Callable[..., tuple[int, list[str]]]
+) -> None:
     path = tmp_path / "takt.sock"
     with served(uds=path) as server:
         server.read_until("Serving on")
         transport = httpx.HTTPTransport(uds=str(path))
         with httpx.Client(transport=transport, base_url="http://takt") as http:
             assert http.get("/health").status_code == 200
-        with served(uds=path) as second:
-            assert second.end() == 1
-            assert "another server" in second.last_line
+        code, lines = serve_here("fake", uds=path)
+        assert code == 1
+        assert "another server" in lines[-1]
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
     assert not path.exists()

@@ -51,9 +51,11 @@ def serve(engine: EngineConfig, server: ServerOptions) -> int:
         _allow_connections()
         sys.setswitchinterval(_SWITCH_SECONDS)
         bound = bind_socket(options)
-        service = _Service(engine, options, bound, console)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(service.run())
+        with (
+            bound or contextlib.nullcontext(),
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(_Service(engine, options, bound, console).run())
     except TaktError as error:
         console.print("[bold red]takt:[/]", end=" ")
         console.print(str(error), markup=False, soft_wrap=True)
