@@ -80,11 +80,11 @@ def failure_error(state: State, cause: str, kind: str) -> GatewayError:
     if state is State.FAILED_RETRYABLE:
         return GatewayError(
             503 if status == 502 else status,
-            "upstream_failed",
+            State.FAILED_RETRYABLE.value,
             f"The request failed and may be sent again with the same key: {cause}",
             retry_after_seconds=1,
         )
-    return GatewayError(status, "upstream_failed", f"The request failed: {cause}")
+    return GatewayError(status, State.FAILED_FINAL.value, f"The request failed: {cause}")
 
 
 def store_unavailable() -> GatewayError:

@@ -1,0 +1,239 @@
+"""Requests through two gateways on one store while everything around them fails and is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import aiohttp
+from gateway_processes import Process, Rig, rig
+
+from takt.gateway.keys import KeyRules, request_key, tenant_of
+from takt.gateway.store.open import make_store
+
+PATH = "/v1/completions"
+LEASE_MS = 1_500
+MAX_TRIES = 400
+FIRST_KILL_SECONDS, KILL_EVERY_SECONDS = 1.5, 2.0
+RESTART_SECONDS = 0.3
+
+POLICY = """
+[retry]
+base_ms = 20
+cap_ms = 500
+max_tries = 8
+response_timeout_ms = 1500
+idle_timeout_ms = 3000
+budget_percent = 100.0
+
+[[upstreams]]
+url = "{url}"
+deduplicates = {deduplicates}
+"""
+
+
+@dataclass
+class Outcome:
+    """What the clients saw."""
+
+    answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    num_tries: int = 0
+    inconsistent: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def body_of(number: int) -> bytes:
+    return json.dumps({"prompt": f"p{number}", "stream": number % 2 == 1}).encode()
+
+
+async def run(
+    store: str, mode: str, num_requests: int, num_clients: int, *, kills: bool = True
+) -> bool:
+    """`store`: sqlite or redis. `mode`: retry, fail, or dedup (an upstream that deduplicates).
+
+    Prints a report; True if every bar held.
+    """
+    with rig() as made:
+        upstream = made.upstream("--faults", *(["--deduplicate"] if mode == "dedup" else []))
+        upstream.start()
+        redis = made.redis() if store == "redis" else None
+        if redis is not None:
+            redis.start()
+        url = (
+            f"redis://127.0.0.1:{redis.port}/0" if redis else f"sqlite:///{made.directory}/store.db"
+        )
+        gateways = _gateways(made, url, upstream, mode)
+        begin = time.monotonic()
+        outcome = Outcome()
+        stop = asyncio.Event()
+        killer = asyncio.create_task(_kill(gateways, redis, stop if kills else None))
+        await _clients(outcome, gateways, num_requests, num_clients)
+        stop.set()
+        await killer
+        seconds = time.monotonic() - begin
+        executions = await _executions(upstream)
+        unknown = await _unknown(url, num_requests)
+        killed = f"gateways {sum(g.num_kills for g in gateways)}"
+        killed += f", redis {redis.num_kills}" if redis else ""
+        return _report(f"{store} {mode}", outcome, executions, unknown, seconds, killed, mode)
+
+
+def _gateways(made: Rig, url: str, upstream: Process, mode: str) -> list[Process]:
+    policy = made.directory / "policy.toml"
+    deduplicates = "true" if mode == "dedup" else "false"
+    policy.write_text(POLICY.format(url=upstream.url, deduplicates=deduplicates))
+    flags = ["--policy", str(policy), "--lease-ms", str(LEASE_MS), "--health-interval-ms", "200"]
+    flags += ["--on-unknown", "retry" if mode == "retry" else "fail"]
+    gateways = [made.gateway(url, *flags) for _ in range(2)]
+    for gateway in gateways:
+        gateway.start()
+    return gateways
+
+
+async def _kill(gateways: list[Process], redis: Process | None, stop: asyncio.Event | None) -> None:
+    """One after the other is killed and started again, until the clients are done."""
+    if stop is None:
+        return
+    victims = [*gateways, *([redis] if redis else [])]
+    await asyncio.sleep(FIRST_KILL_SECONDS)
+    number = 0
+    while not stop.is_set():
+        victim = victims[number % len(victims)]
+        number += 1
+        victim.kill()
+        await asyncio.sleep(RESTART_SECONDS)
+        victim.start(wait=False)
+        try:
+            await asyncio.wait_for(stop.wait(), KILL_EVERY_SECONDS)
+        except TimeoutError:
+            continue
+
+
+async def _clients(
+    outcome: Outcome, gateways: list[Process], num_requests: int, num_clients: int
+) -> None:
+    numbers = iter(range(num_requests))
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def client(seed: int) -> None:
+            rng = random.Random(seed)
+            for number in numbers:
+                key = f"k{number}"
+                first = await _ask(session, gateways, key, number, rng, outcome)
+                if first is None:
+                    outcome.lost.append(key)
+                    continue
+                outcome.answers[key] = first
+                if rng.random() < 0.3:
+                    again = await _ask(session, gateways, key, number, rng, outcome)
+                    if again != first:
+                        outcome.inconsistent.append(key)
+
+        await asyncio.gather(*(client(seed) for seed in range(num_clients)))
+
+
+async def _ask(
+    session: aiohttp.ClientSession,
+    gateways: list[Process],
+    key: str,
+    number: int,
+    rng: random.Random,
+    outcome: Outcome,
+) -> tuple[int, bytes] | None:
+    """As a careful client does: the same key until there is an answer that is one."""
+    for _ in range(MAX_TRIES):
+        outcome.num_tries += 1
+        gateway = rng.choice(gateways)
+        try:
+            async with session.post(
+                gateway.url + PATH,
+                data=body_of(number),
+                headers={"Idempotency-Key": key},
+                timeout=aiohttp.ClientTimeout(total=60),
+            ) as response:
+                body = await response.read()
+                if response.status == 200 and _is_whole(body):
+                    return response.status, body
+                if _is_final(response.status, body):
+                    return response.status, body
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            pass
+        await asyncio.sleep(rng.uniform(0.02, 0.2))
+    return None
+
+
+def _is_whole(body: bytes) -> bool:
+    return b"[DONE]" in body or not body.startswith(b"data:")
+
+
+def _is_final(status: int, body: bytes) -> bool:
+    """An answer that will not change: the gateway says so by its code."""
+    if b"outcome_unknown" in body or b"dead_letter" in body or b'"broken"' in body:
+        return True
+    return b'"failed_final"' in body
+
+
+async def _executions(upstream: Process) -> Counter[str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(upstream.url + "/executions") as response,
+    ):
+        return Counter(await response.json())
+
+
+async def _unknown(url: str, num_requests: int) -> dict[str, tuple[int, int]]:
+    """Of each key: attempts of unknown outcome, by death of a gateway and by upstream faults."""
+    store = make_store(url)
+    await store.open()
+    found = {}
+    for number in range(num_requests):
+        key = request_key(
+            method="POST",
+            path=PATH,
+            query="",
+            headers={"Idempotency-Key": f"k{number}"},
+            body=body_of(number),
+            service="default",
+            tenant=tenant_of({}, KeyRules()),
+            rules=KeyRules(),
+        )
+        assert key is not None
+        snapshot = await store.read(key.identity.digest)
+        if snapshot is not None:
+            history = snapshot.record.history
+            by_fault = sum(one.cause.startswith(("reset", "timeout", "stream")) for one in history)
+            found[f"k{number}"] = (snapshot.record.num_unknown, by_fault)
+    await store.close()
+    return found
+
+
+def _report(
+    name: str,
+    outcome: Outcome,
+    executions: Counter[str],
+    unknown: dict[str, tuple[int, int]],
+    seconds: float,
+    killed: str,
+    mode: str,
+) -> bool:
+    statuses = Counter(status for status, _ in outcome.answers.values())
+    extras = {key: count - 1 for key, count in executions.items() if count > 1}
+    by_death = sum(deaths for deaths, _ in unknown.values())
+    by_fault = sum(faults for _, faults in unknown.values())
+    unexplained = [k for k, extra in extras.items() if extra > sum(unknown.get(k, (0, 0)))]
+    print(
+        f"{name:13} {len(outcome.answers)} answers in {seconds:.0f} s {dict(statuses)}, "
+        f"client tries {outcome.num_tries}, killed: {killed}\n"
+        f"{'':13} lost {len(outcome.lost)}, inconsistent {len(outcome.inconsistent)}, "
+        f"executed twice {len(extras)} (extra executions {sum(extras.values())}; unknown outcomes: "
+        f"{by_death} by a gateway's death, {by_fault} by the upstream; unexplained "
+        f"{len(unexplained)})"
+    )
+    holds = not outcome.lost and not outcome.inconsistent and not unexplained
+    if mode in ("fail", "dedup"):
+        holds = holds and not extras
+    return holds

@@ -1,0 +1,125 @@
+"""The processes of the gateway's benchmarks: gateways, an upstream, a Redis."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+START_SECONDS = 30.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Process:
+    """A command that is started, killed with SIGKILL, and started again."""
+
+    def __init__(self, command: list[str], log: Path, ready_url: str | None, port: int) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.num_kills = 0
+        self._command = command
+        self._log = log
+        self._ready_url = ready_url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, wait: bool = True) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        if wait:
+            self.wait_ready()
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process is not None and self._process.poll() is not None:
+                break
+            if self._is_ready():
+                return
+            time.sleep(0.02)
+        raise RuntimeError(f"{self._command[:4]} did not start:\n{self._log.read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            self.num_kills += 1
+
+    def _is_ready(self) -> bool:
+        if self._ready_url is None:
+            with socket.socket() as probe:
+                probe.settimeout(1)
+                if probe.connect_ex(("127.0.0.1", self.port)):
+                    return False
+                probe.sendall(b"PING\r\n")
+                return probe.recv(16).startswith(b"+PONG")
+        try:
+            with urllib.request.urlopen(self.url + self._ready_url, timeout=1):
+                return True
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+class Rig:
+    """Makes processes in one directory, which is deleted with them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.processes: list[Process] = []
+
+    def _add(self, command: list[str], name: str, ready_url: str | None, port: int) -> Process:
+        process = Process(command, self.directory / f"{name}.log", ready_url, port)
+        self.processes.append(process)
+        return process
+
+    def upstream(self, *flags: str) -> Process:
+        port = free_port()
+        command = [sys.executable, str(HERE / "gateway_upstream.py"), "--port", str(port), *flags]
+        return self._add(command, "upstream", "/health", port)
+
+    def gateway(self, store_url: str, *flags: str) -> Process:
+        port = free_port()
+        command = [
+            *(sys.executable, "-c", "from takt.cli.main import main; main()", "gateway"),
+            *("--port", str(port), "--store", store_url, "--log-level", "error", *flags),
+        ]
+        return self._add(command, f"gateway-{port}", "/health", port)
+
+    def redis(self) -> Process:
+        binary = shutil.which("redis-server") or shutil.which("valkey-server")
+        if binary is None:
+            raise SystemExit("redis-server is missing: run scripts/test-services")
+        port = free_port()
+        data = self.directory / f"redis-{port}"
+        data.mkdir()
+        command = [
+            *(binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(data)),
+            *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
+        ]
+        return self._add(command, "redis", None, port)
+
+
+@contextmanager
+def rig() -> Iterator[Rig]:
+    with tempfile.TemporaryDirectory() as directory:
+        made = Rig(Path(directory))
+        try:
+            yield made
+        finally:
+            for process in made.processes:
+                process.kill()
