@@ -13,9 +13,11 @@ from takt.plan.topology import Pinned, Topology, topologies
 from takt.plan.verdict import Assessment, Verdict
 from takt.plan.workload import Targets
 
-_MARGIN = 1.15
+_MARGIN = 1.08
 """A change counts if the estimate leaves this much room."""
 _MOST_DEVICES = 64
+_MAX_TIGHTENED = 3
+_MAX_ROUNDS = 12
 _LEAST_RATE_SHARE = 1e-3
 
 
@@ -142,41 +144,48 @@ def _target_changes(
     question: Question, found: Sequence[Assessment], precision: Precision
 ) -> list[Change]:
     """The tightest targets, each rounded up, that the best topology holds under this load."""
-    best: tuple[float, Assessment, dict[str, float]] | None = None
+    answers = []
     for assessment in found:
         if assessment.constraint.name == "memory":
             continue
-        relaxed = _relaxed(question.targets)
-        answer = assess(replace(question, targets=relaxed), assessment.topology, precision)
-        if answer.predicted is None or not math.isfinite(answer.predicted.e2e_s):
-            continue
-        answer = _balanced(question, answer, precision)
-        assert answer.predicted is not None
-        ratios = answer.predicted.ratios(question.targets)
-        worst = max(ratios.values())
-        if best is None or worst < best[0]:
-            best = (worst, answer, ratios)
-    if best is None:
+        relaxed = replace(question, targets=_scaled(question.targets, 1e6))
+        answer = assess(relaxed, assessment.topology, precision)
+        if answer.predicted is not None and math.isfinite(answer.predicted.e2e_s):
+            answers.append(answer)
+    answers.sort(key=lambda answer: _worst(question, answer))
+    tightened = [_tightened(question, answer, precision) for answer in answers[:_MAX_TIGHTENED]]
+    if not tightened:
         return []
-    _, answer, ratios = best
-    limits = {"itl": "itl_s", "ttft": "ttft_s", "e2e": "e2e_s"}
+    answer = min(tightened, key=lambda answer: _worst(question, answer))
+    assert answer.predicted is not None
     flags = []
-    for name, ratio in ratios.items():
+    for name, ratio in answer.predicted.ratios(question.targets).items():
         if ratio * _MARGIN > 1:
-            target = getattr(question.targets, limits[name])
+            target = getattr(question.targets, f"{name}_s")
             flags.append(f"--slo-{name}-p99-ms {_round_up(ratio * _MARGIN * target * 1e3):g}")
     if not flags:
         return []
     return [Change("target", f"{' '.join(flags)} ({answer.topology.label})", answer.topology, 0.0)]
 
 
-def _balanced(question: Question, answer: Assessment, precision: Precision) -> Assessment:
-    """The same topology with the step budget that suits targets in the proportions asked for."""
+def _worst(question: Question, answer: Assessment) -> float:
     assert answer.predicted is not None
-    factor = max(answer.predicted.worst(question.targets)[1] * 1.05, 1.0)
-    targets = _scaled(question.targets, factor)
-    better = assess(replace(question, targets=targets), answer.topology, precision)
-    return better if better.predicted is not None else answer
+    return answer.predicted.worst(question.targets)[1]
+
+
+def _tightened(question: Question, answer: Assessment, precision: Precision) -> Assessment:
+    """The step budget that misses the targets by the smallest common factor.
+
+    With targets at what it has, a budget is chosen again as long as that leaves room.
+    """
+    for _ in range(_MAX_ROUNDS):
+        factor = _worst(question, answer)
+        targets = _scaled(question.targets, factor)
+        better = assess(replace(question, targets=targets), answer.topology, precision)
+        if better.predicted is None or _worst(question, better) >= factor * (1 - 1e-6):
+            break
+        answer = better
+    return answer
 
 
 def _best_estimate(question: Question, cluster: Cluster, precision: Precision) -> Assessment | None:
@@ -197,10 +206,6 @@ def _best_estimate(question: Question, cluster: Cluster, precision: Precision) -
         elif answer.verdict is Verdict.LOAD_NO and best is None and topology.pp == 1:
             best = answer  # it fits, so that no pipeline is needed
     return best
-
-
-def _relaxed(targets: Targets) -> Targets:
-    return _scaled(targets, 1e6)
 
 
 def _scaled(targets: Targets, factor: float) -> Targets:

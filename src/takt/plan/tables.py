@@ -124,7 +124,7 @@ def _bounds_table(shown: list[Assessment]) -> Table:
 
 
 def _load_table(plan: Plan, shown: list[Assessment]) -> Table:
-    table = _table("ITL ms", "TTFT ms", "e2e ms", "margin", "batch", "step", "GB", "KV", "kW")
+    table = _table("ITL ms", "TTFT ms", "e2e ms", "room", "batch", "step", "GB", "KV", "kW")
     for a in shown:
         p99 = a.predicted
         batch = a.load.batch if a.load is not None else None
