@@ -61,6 +61,14 @@ def test_intervals_are_students() -> None:
 def test_no_replication_is_refused() -> None:
     with pytest.raises(PlanInputError, match="replications"):
         run_replications(EXPERIMENT, 0)
+    with pytest.raises(PlanInputError, match="processes"):
+        run_replications(EXPERIMENT, 1, num_processes=0)
+
+
+def test_what_a_process_refuses_is_told_as_it_stands() -> None:
+    small = Experiment(replace(SERVER, num_kv_tokens=32), LOAD)
+    with pytest.raises(PlanInputError, match="does not fit into a KV pool"):
+        run_replications(small, 2, num_processes=2)
 
 
 def test_residuals_of_a_fitted_model_are_drawn_anew_in_each_replication() -> None:

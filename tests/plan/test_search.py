@@ -122,6 +122,30 @@ def test_the_load_that_is_offered_holds() -> None:
     assert plan("qwen3-1.7b", "1xH200", rate, Targets(3.7e-3, 0.2)).verdict is Verdict.HOLD
 
 
+def test_a_load_far_beyond_any_is_answered_with_one_that_holds() -> None:
+    made = plan("qwen3-1.7b", "1xH200", 1e9, Targets(itl_s=6e-3, ttft_s=0.2))
+    assert made.verdict is Verdict.LOAD_NO
+    (change,) = [c for c in made.changes if c.kind == "load"]
+    assert 10 < float(change.text.split()[1]) < 200
+
+
+def test_estimated_latencies_rise_with_the_load() -> None:
+    question = Question(
+        find_model("llama-3-8b"),
+        parse_cluster("2xH200").accelerator,
+        Workload(512, 128, 1.0),
+        Targets(itl_s=1.0),
+        QUICK,
+    )
+    seen = []
+    for rate in (1.0, 4.0, 16.0, 40.0):
+        more = replace(question, workload=replace(question.workload, requests_per_s=rate))
+        found = assess(more, Topology(2, 1, 1), parse_precision("fp16"))
+        assert found.predicted is not None
+        seen.append(found.predicted.e2e_s)
+    assert seen == sorted(seen)
+
+
 def test_a_pinned_topology_that_is_wrong_is_told_of_a_better_one() -> None:
     made = plan("llama-3-8b", "8xH200", 2.0, Targets(itl_s=3.7e-3), pinned=Pinned(tp=1, pp=8, dp=1))
     assert made.verdict is Verdict.SILICON_NO

@@ -18,7 +18,7 @@ _MARGIN = 1.08
 _MOST_DEVICES = 64
 _MAX_TIGHTENED = 3
 _MAX_ROUNDS = 12
-_LEAST_RATE_SHARE = 1e-3
+_LEAST_RATE_PER_S = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +120,15 @@ def _load_change(
 def capacity(
     question: Question, topology: Topology, precision: Precision, above: float = 0.0
 ) -> float:
-    """Requests a second up to which the estimate leaves the margin; 0 if `above` is not reached."""
-    top = question.workload.requests_per_s
-    if not _holds_at(question, topology, precision, max(above, top * _LEAST_RATE_SHARE)):
+    """Requests a second up to which the estimate leaves the margin; 0 if `above` is not reached.
+
+    Within 2 %, by bisection of the logarithm between `above` and the question's own rate.
+    """
+    low, high = max(above, _LEAST_RATE_PER_S), question.workload.requests_per_s
+    if low >= high or not _holds_at(question, topology, precision, low):
         return 0.0
-    low, high = max(above, top * _LEAST_RATE_SHARE), top
-    while high - low > 0.02 * high:
-        middle = (low + high) / 2
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
         if _holds_at(question, topology, precision, middle):
             low = middle
         else:

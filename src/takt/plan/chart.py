@@ -81,8 +81,9 @@ def _panel(
         share = (math.log10(milliseconds) - low) / (high - low)
         return top + _PANEL_HEIGHT * (1 - share)
 
+    steps = (1, 2, 5) if high - low <= 2 else (1,)
     for decade in range(low, high + 1):
-        for step in (1, 2, 5):
+        for step in steps:
             tick = step * 10.0**decade
             if math.log10(tick) <= high + 1e-9:
                 parts.append(_rule(_LEFT, y(tick), _WIDTH - _RIGHT, y(tick), _GRID))

@@ -109,6 +109,8 @@ def run_replications(
 ) -> dict[str, Interval]:
     """Intervals over `count` repetitions; `on_progress` gets those done and their number."""
     require_whole("the number of replications", count)
+    if num_processes is not None:
+        require_whole("the number of processes", num_processes)
     workers = min(count, num_processes or len(os.sched_getaffinity(0)))
     results: list[Metrics | None] = [None] * count
     done = 0
