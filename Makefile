@@ -8,31 +8,27 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: serve install test lint unit native-test reference bench bench-peers bench-kv bench-step bench-quality bench-plan clean
+.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-step bench-quality bench-plan clean
 
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
 
 install: $(VENV)/.installed
+	@:
 
 $(VENV)/.venv-made:
 	@scripts/check-prerequisites $(PYTHON)
+	@echo "takt: making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-# Build requirements live in .venv, so that a rebuild compiles only what changed.
 $(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES) | $(VENV)/.venv-made
-	@echo "takt: installing into $(VENV) (compiles the native module; about a minute)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	    'scikit-build-core>=1.1' 'nanobind>=3.1' 'cmake>=3.25' 'ninja>=1.11'
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet \
-	    --disable-pip-version-check --no-build-isolation --editable .
+	@scripts/check-prerequisites $(PYTHON)
+	@scripts/install $(BIN)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@echo "takt: installing what the tests need"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --quiet \
-	    --disable-pip-version-check --no-build-isolation --editable '.[test]'
+	@scripts/install $(BIN) test
 	@touch $@
 
 test: lint native-test unit
@@ -44,6 +40,7 @@ native-test: $(VENV)/.installed-test
 	@scripts/native-tests $(BIN)
 
 unit: $(VENV)/.installed-test
+	@scripts/test-services
 	@$(BIN)/python -m pytest
 
 # Rewrites docs/reference from the code; a test fails when it is out of date.
@@ -70,6 +67,11 @@ bench-step: install
 
 bench-quality: install
 	@$(BIN)/python benchmarks/perplexity.py
+
+# All of the gateway's bars on real processes; ARGS="--quick" for a check of minutes.
+bench-gateway: $(VENV)/.installed-test
+	@scripts/test-services
+	@$(BIN)/python benchmarks/gateway.py $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build

@@ -18,7 +18,7 @@ from takt.gateway.store.open import make_store
 PATH = "/v1/completions"
 LEASE_MS = 1_500
 MAX_TRIES = 400
-FIRST_KILL_SECONDS, KILL_EVERY_SECONDS = 1.5, 2.0
+FIRST_KILL_SECONDS, KILL_EVERY_SECONDS = 1.0, 4.0
 RESTART_SECONDS = 0.3
 
 POLICY = """
@@ -98,7 +98,7 @@ async def _kill(gateways: list[Process], redis: Process | None, stop: asyncio.Ev
     """One after the other is killed and started again, until the clients are done."""
     if stop is None:
         return
-    victims = [*gateways, *([redis] if redis else [])]
+    victims = [*([redis] if redis else []), *gateways]
     await asyncio.sleep(FIRST_KILL_SECONDS)
     number = 0
     while not stop.is_set():
@@ -107,6 +107,7 @@ async def _kill(gateways: list[Process], redis: Process | None, stop: asyncio.Ev
         victim.kill()
         await asyncio.sleep(RESTART_SECONDS)
         victim.start(wait=False)
+        await asyncio.to_thread(victim.wait_ready)
         try:
             await asyncio.wait_for(stop.wait(), KILL_EVERY_SECONDS)
         except TimeoutError:

@@ -9,6 +9,7 @@ from typing import Any
 import aiohttp
 import yarl
 from aiohttp import web
+from multidict import CIMultiDict
 from scripted_upstream import ScriptedUpstream
 
 from takt.gateway.app import build_app
@@ -29,7 +30,7 @@ FAST = {"base_ms": 1, "cap_ms": 5}
 class Answered:
     status: int
     body: bytes
-    headers: dict[str, str]
+    headers: CIMultiDict[str]
 
     @property
     def is_replay(self) -> bool:
@@ -125,7 +126,7 @@ class Harness:
             data=data,
             headers=sent,
         ) as response:
-            return Answered(response.status, await response.read(), dict(response.headers))
+            return Answered(response.status, await response.read(), CIMultiDict(response.headers))
 
     def metric(self, name: str, **labels: str) -> float:
         return self.parts.metrics.registry.get_sample_value(name, labels) or 0.0
