@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from takt.errors import ConfigError
 
 if TYPE_CHECKING:
+    from takt.plan.search import Plan, PlanRequest
     from takt.plan.simulate.replicate import Interval
     from takt.plan.simulation_request import SimulationRequest
 
@@ -77,7 +78,7 @@ def plan(
     from takt.plan.model_data import find_model
     from takt.plan.precision import parse_precision, precision_for
     from takt.plan.report import plan_report
-    from takt.plan.search import PlanRequest, make_plan
+    from takt.plan.search import PlanRequest
     from takt.plan.tables import print_plan
     from takt.plan.topology import Pinned
     from takt.plan.verdict import Verdict
@@ -95,24 +96,13 @@ def plan(
         pinned=Pinned(tensor_parallel_size, pipeline_parallel_size, data_parallel_size),
         other_precisions=others,
     )
-    with _progress() as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.update(tasks[stage], completed=done)
-
-        made = make_plan(request, on_progress)
+    made = _make_plan(request)
     if as_json:
         sys.stdout.write(json.dumps(plan_report(made), indent=2, allow_nan=False) + "\n")
     else:
         print_plan(made, Console(highlight=False), show_all=show_all)
     if chart is not None:
-        from takt.plan.chart import plan_html, plan_svg
-
-        drawn = plan_svg(made) if chart.suffix == ".svg" else plan_html(made)
-        _write(chart, drawn)
+        _draw(made, chart)
     if made.verdict is not Verdict.HOLD:
         raise typer.Exit(NO_EXIT_CODE)
 
@@ -149,9 +139,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """Serve a load on a virtual clock with the engine's own scheduler."""
-    from takt.plan.simulate.replicate import run_replications
     from takt.plan.simulation_request import SimulationRequest
-    from takt.plan.tables import print_simulation
 
     request = SimulationRequest(
         model=model,
@@ -177,8 +165,54 @@ def simulate(
         step_noise=step_noise,
         seed=seed,
     )
-    found: dict[str, dict[str, Interval]] = {}
+    _simulate(request, replications, num_processes, as_json)
+
+
+def _make_plan(request: PlanRequest) -> Plan:
+    from takt.plan.search import make_plan
+
+    with _progress() as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done)
+
+        return make_plan(request, on_progress)
+
+
+def _draw(made: Plan, chart: Path) -> None:
+    from takt.plan.chart import plan_html, plan_svg
+
+    text = plan_svg(made) if chart.suffix == ".svg" else plan_html(made)
+    try:
+        chart.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"--chart {chart} cannot be written: {error.strerror}") from error
+
+
+def _simulate(
+    request: SimulationRequest, replications: int, num_processes: int | None, as_json: bool
+) -> None:
+    from takt.plan.tables import print_simulation
+
+    found = _run(request, replications, num_processes)
+    if as_json:
+        report = _simulation_report(request, found, replications)
+        sys.stdout.write(json.dumps(report, indent=2, allow_nan=False) + "\n")
+    else:
+        print_simulation(found, Console(highlight=False), replications, request.estimate())
+
+
+def _run(
+    request: SimulationRequest, replications: int, num_processes: int | None
+) -> dict[str, dict[str, Interval]]:
+    """Each variant's replications, with a progress bar."""
+    from takt.plan.simulate.replicate import run_replications
+
     experiments = request.experiments()
+    found = {}
     with _progress() as progress:
         for name, experiment in experiments.items():
             task = progress.add_task(f"replications, {name}", total=replications)
@@ -188,11 +222,7 @@ def simulate(
                 num_processes=num_processes,
                 on_progress=partial(_advance, progress, task),
             )
-    if as_json:
-        report = _simulation_report(request, found, replications)
-        sys.stdout.write(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    else:
-        print_simulation(found, Console(highlight=False), replications, request.estimate())
+    return found
 
 
 def _simulation_report(
@@ -234,10 +264,3 @@ def _check_chart(chart: Path | None) -> None:
         raise ConfigError(f"--chart {chart} ends with neither .svg nor .html; name one of them")
     if chart is not None and not chart.parent.is_dir():
         raise ConfigError(f"--chart {chart} cannot be written: there is no folder {chart.parent}")
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"--chart {path} cannot be written: {error.strerror}") from error
