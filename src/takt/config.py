@@ -139,6 +139,19 @@ class ServerOptions:
                              choices=("debug", "info", "warning", "error"))
     disable_access_log: bool = _option(False, "Do not log each request.")
 
+    def __post_init__(self) -> None:
+        check_choices(self)
+        _check_positive(self, "max_request_bytes", "stream_buffer_tokens", "max_engine_deaths")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port must be between 0 and 65535, got {self.port}")
+        if not 0 <= self.drain_timeout_seconds < float("inf"):
+            raise ConfigError(
+                f"--drain-timeout-seconds must be at least 0, got {self.drain_timeout_seconds}"
+            )
+        for name in ("api_key", "served_model_name"):
+            if not all(getattr(self, name)):
+                raise ConfigError(f"--{name.replace('_', '-')} is empty: give one or leave it out")
+
 
 def check_choices(options: Any) -> None:
     """Raises `ConfigError` for a field whose value is none of its choices."""

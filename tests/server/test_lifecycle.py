@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import fake_serve
 import httpx
@@ -16,6 +17,8 @@ import psutil
 import pytest
 from served_process import ServedProcess, served_process, wait_for_status
 
+from takt.config import ServerOptions
+from takt.errors import ConfigError
 from takt.server import serve as serving
 
 SCRIPT = Path(__file__).with_name("fake_serve.py")
@@ -151,6 +154,8 @@ def serve_here(
         ("fake", {"chat_template": "{{"}, 2, "takt: the chat template of --chat-template has"),
         ("fake", {"ssl_certfile": "/no", "ssl_keyfile": "/no"}, 2, "takt: TLS with"),
         ("fake", {"host": "host.invalid"}, 1, "takt: cannot listen on host.invalid port 0"),
+        ("fake", {"uds": "/no/such/dir/x"}, 2, "takt: --uds /no/such/dir/x: its directory"),
+        ("fake", {"uds": "/tmp/" + "x" * 103}, 2, "takt: --uds has 108 bytes"),
     ],
 )
 def test_what_cannot_start_says_why_in_one_line(
@@ -192,3 +197,35 @@ def test_unix_socket_is_served_and_removed(
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
     assert not path.exists()
+
+
+def test_file_of_the_users_is_never_taken_for_a_socket(
+    tmp_path: Path, serve_here: Callable[..., tuple[int, list[str]]]
+) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine")
+    code, lines = serve_here("fake", uds=path)
+    assert code == 2
+    assert "no socket" in lines[-1]
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"port": -1},
+        {"port": 99999},
+        {"api_key": ("",)},
+        {"served_model_name": ("a", "")},
+        {"max_request_bytes": 0},
+        {"stream_buffer_tokens": 0},
+        {"max_engine_deaths": 0},
+        {"drain_timeout_seconds": -1.0},
+        {"drain_timeout_seconds": float("nan")},
+        {"log_level": "loud"},
+    ],
+)
+def test_options_that_cannot_work_are_refused_by_name(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} "):
+        ServerOptions(**options)

@@ -218,7 +218,7 @@ class Metrics:
         self._generation_tokens.inc(num_generated_tokens)
 
     def set_idle(self) -> None:
-        """After an engine's death: what it ran and held is gone."""
+        """After an engine's death, or when nobody is being answered: nothing runs or is held."""
         for gauge in (
             self._running,
             self._waiting,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Generator
@@ -18,6 +19,9 @@ from takt.server.connection import TaktHttpProtocol
 SEND_BUFFER_BYTES = 128 * 1024
 """Of a connection in the kernel: without a limit it grows to megabytes, and a client that stopped
 reading would be noticed tens of thousands of tokens late."""
+
+MAX_UNIX_PATH_BYTES = 107
+"""Of a Unix socket's path, on Linux."""
 
 KEEP_ALIVE_SECONDS = 60
 SHUTDOWN_SECONDS = 5
@@ -95,10 +99,26 @@ def address_of(options: ServerOptions, bound: socket.socket | None) -> str:
     return f"{scheme}://{host}:{bound.getsockname()[1]}"
 
 
+def remove_unix_socket(path: str) -> None:
+    """Removes a server's socket file when it stops; never a file of another kind."""
+    with contextlib.suppress(OSError):
+        if Path(path).is_socket():
+            Path(path).unlink()
+
+
 def _check_unix_socket(path: str) -> None:
     """A socket file that nobody listens on is a left-over, and is replaced."""
-    if not Path(path).exists():
+    num_bytes = len(os.fsencode(path))
+    if num_bytes > MAX_UNIX_PATH_BYTES:
+        raise ConfigError(
+            f"--uds has {num_bytes} bytes, more than the {MAX_UNIX_PATH_BYTES} of a Unix socket"
+        )
+    if not os.access(Path(path).parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"--uds {path}: its directory is missing or cannot be written")
+    if not os.path.lexists(path):
         return
+    if not Path(path).is_socket():
+        raise ConfigError(f"--uds {path} is a file, and no socket: name another path")
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(path)

@@ -98,7 +98,8 @@ async def version(request: Request, state: ServerState) -> Response:
 
 
 async def metrics(request: Request, state: ServerState) -> Response:
-    if not state.is_ready:
+    # Aborts are followed by no step that would count again.
+    if not state.is_ready or not state.num_in_flight:
         state.metrics.set_idle()
     return Response(
         generate_latest(state.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}

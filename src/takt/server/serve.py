@@ -12,21 +12,25 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from takt.config import EngineConfig, ServerOptions
 from takt.engine.proc_client import ProcessEngineClient
 from takt.errors import ConfigError, EngineStartError, TaktError
 from takt.observe.metrics import Metrics
 from takt.server.app import build_app
-from takt.server.http_server import address_of, bind_socket, make_http_server
-from takt.server.loading import OnProgress, load_text_side, model_names, served_model
+from takt.server.http_server import (
+    PortInUseError,
+    address_of,
+    bind_socket,
+    make_http_server,
+    remove_unix_socket,
+)
+from takt.server.loading import load_text_side, model_names, served_model
+from takt.server.progress import show_progress
 from takt.server.state import Phase, ServerState
 
 logger = logging.getLogger("takt.server")
@@ -99,7 +103,7 @@ class _Service:
             if work.done():
                 work.result()
             elif http.done():
-                http.result()
+                _check_listening(http, self._options)
             else:
                 await self._drain()
         finally:
@@ -118,7 +122,7 @@ class _Service:
             self._fatal = TaktError(sentence)
             died.set()
 
-        with _progress(self._console) as on_progress:
+        with show_progress(self._console) as on_progress:
             text_side = await load_text_side(self._engine, self._options, on_progress)
             client = ProcessEngineClient(
                 self._engine,
@@ -160,7 +164,7 @@ class _Service:
             await asyncio.wait({http}, timeout=_POLL_SECONDS)
         self._state.shut_down_pools()
         if self._options.uds is not None:
-            Path(self._options.uds).unlink(missing_ok=True)
+            remove_unix_socket(self._options.uds)
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -195,30 +199,18 @@ class _Service:
         )
 
 
+def _check_listening(http: asyncio.Task[None], options: ServerOptions) -> None:
+    """What ended the HTTP server by itself, as one line."""
+    try:
+        http.result()
+    except OSError as error:
+        raise PortInUseError(f"cannot listen on {options.uds}: {error}") from None
+
+
 async def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task
-
-
-@contextlib.contextmanager
-def _progress(console: Console) -> Iterator[OnProgress]:
-    """A bar per stage on a terminal; stages come from the server and from the engine."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        bars = {}
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage, total=None)
-            progress.update(bars[stage], completed=done, total=total or None)
-
-        yield on_progress
 
 
 def _with_environment(options: ServerOptions) -> ServerOptions:
