@@ -178,9 +178,7 @@ def _start_all(
 ) -> None:
     """Starts each engine at each of its best settings, and pauses it."""
     for name, by_part in best.items():
-        for candidate in by_part.values():
-            if (name, candidate.label) in running:
-                continue
+        for candidate in dict.fromkeys(by_part.values()):
             try:
                 engine = candidate.start()
             except EngineError as error:

@@ -130,9 +130,9 @@ def vllm(source: Path) -> list[Candidate]:
 
 def _start_vllm(folder: Path) -> Engine:
     log = tempfile.NamedTemporaryFile("w+")  # noqa: SIM115  (closed with the server)
-    program = Path(environments.VLLM.python).with_name("vllm")
     port = 18_650
-    command = [str(program), "serve", str(folder), "--port", str(port), "--dtype", "bfloat16"]
+    command = [environments.VLLM.python, "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(folder), "--port", str(port), "--dtype", "bfloat16"]
     command += ["--max-model-len", "2048", "--no-enable-prefix-caching"]
     cpus = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     variables = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cpus}

