@@ -20,16 +20,22 @@ namespace {
 std::atomic<bool> g_counting{false};
 std::atomic<int64_t> g_num_allocations{0};
 
-void* counted(size_t bytes) {
+void* counted(size_t bytes) noexcept {
   if (g_counting.load(std::memory_order_relaxed)) g_num_allocations.fetch_add(1);
-  if (void* p = std::malloc(bytes)) return p;
+  return std::malloc(bytes);
+}
+
+void* counted_or_throw(size_t bytes) {
+  if (void* p = counted(bytes)) return p;
   throw std::bad_alloc();
 }
 
 }  // namespace
 
-void* operator new(size_t bytes) { return counted(bytes); }
-void* operator new[](size_t bytes) { return counted(bytes); }
+void* operator new(size_t bytes) { return counted_or_throw(bytes); }
+void* operator new[](size_t bytes) { return counted_or_throw(bytes); }
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
+void* operator new[](size_t bytes, const std::nothrow_t&) noexcept { return counted(bytes); }
 void operator delete(void* p) noexcept { std::free(p); }
 void operator delete[](void* p) noexcept { std::free(p); }
 void operator delete(void* p, size_t) noexcept { std::free(p); }
@@ -215,6 +221,11 @@ void steps_do_not_allocate() {
     g_counting = false;
   }
   CHECK(g_num_allocations == 0, "%ld allocations", long(g_num_allocations));
+  g_counting = true;
+  int* volatile kept = new int;
+  delete kept;
+  g_counting = false;
+  CHECK(g_num_allocations == 1, "allocations are not counted");
 }
 
 bool is_refused(TinyModel& model) {
