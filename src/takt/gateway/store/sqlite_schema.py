@@ -60,7 +60,7 @@ def connect(path: Path) -> sqlite3.Connection:
     Raises `ConfigError` for a file that is not ours or cannot be written.
     """
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        _create(path)
         connection = sqlite3.connect(
             path, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -75,6 +75,19 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _create(path: Path) -> None:
+    """Makes the file, which is then nobody else's to read.
+
+    A file that is there must not even be opened: closing it would drop the locks that this
+    process's connections hold on it, and another process would take the log for its own.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    os.close(descriptor)
 
 
 def _set_up(connection: sqlite3.Connection, path: Path) -> None:
