@@ -15,6 +15,8 @@ from harness import BODY, PATH
 from redis_process import RedisProcess, free_port
 from scripted_upstream import ScriptedUpstream, answer, hold
 
+from takt.cli.main import main
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -54,13 +56,14 @@ def test_stop_lets_running_answers_end(
     runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
 ) -> None:
     async def scenario() -> None:
-        upstream.default = hold(answer())
+        upstream.script = [hold(answer())]
         gateway = await asyncio.to_thread(GatewayProcess, sqlite_url, upstream.url)
         async with aiohttp.ClientSession() as session:
             running = asyncio.create_task(post(session, gateway.url, "k"))
             await upstream.arrived.wait()
             gateway.signal_stop()
-            while (await post(session, gateway.url, "other"))[0] != 503:
+            number = 0
+            while (await post(session, gateway.url, f"k{(number := number + 1)}"))[0] != 503:
                 await asyncio.sleep(0.01)
             upstream.release.set()
             assert (await running)[0] == 200
@@ -145,13 +148,17 @@ UPSTREAM = ("--upstream", "http://127.0.0.1:9")
     ],
 )
 def test_what_cannot_work_ends_in_one_line_and_exit_code_2(
-    flags: tuple[str, ...], names: str, tmp_path: Path
+    flags: tuple[str, ...], names: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = () if "--store" in flags else ("--store", f"sqlite:///{tmp_path}/store.db")
-    result = run_takt("gateway", "--port", "0", *store, *flags)
-    assert result.returncode == 2
-    assert names in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    interval = sys.getswitchinterval()
+    with pytest.raises(SystemExit) as ended:
+        main(["gateway", "--port", "0", *store, *flags])
+    sys.setswitchinterval(interval)
+    assert ended.value.code == 2
+    printed = capfd.readouterr().err
+    assert names in printed
+    assert len(printed.strip().splitlines()) == 1
 
 
 def test_volatile_redis_is_refused_unless_accepted(
