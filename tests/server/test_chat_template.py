@@ -49,6 +49,27 @@ def test_filters_and_globals_that_templates_expect() -> None:
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
         ("{{ nothing.at_all }}", "undefined"),
+        ("{{ ['a'] | join('x' * 9999999) ~ ((['a'] * 9) | join('x' * 9999999)) }}", "grows"),
+        ("{{ ('x' * 9999999).join(['a'] * 9) }}", "grows"),
+        ("{{ ('x' * 9999999).join((['a'] * 9) | map('upper')) }}", "grows"),
+        ("{{ ('x' * 99999) | replace('x', 'y' * 99999) }}", "grows"),
+        ("{{ ('x' * 99999).replace('', 'y' * 99999) }}", "grows"),
+        ("{{ ('x' * 99999).replace('x', 'y' * 99999) }}", "grows"),
+        ("{{ 'x'.center(10 ** 9) }}", "beyond"),
+        ("{{ 'x'.zfill(width=10 ** 9) }}", "beyond"),
+        ("{{ '\\t'.expandtabs(10 ** 9) }}", "beyond"),
+        ("{{ 'a' | indent(10 ** 9, true) }}", "beyond"),
+        ("{{ [1] | tojson(indent=10 ** 9) }}", "beyond"),
+        ("{{ 1.5 | round(10 ** 9) }}", "beyond"),
+        ("{{ [1] | batch(10 ** 9, 'x') | list }}", "beyond"),
+        ("{{ [1] | slice(10 ** 9) | list }}", "beyond"),
+        ("{{ ['a', 'b'] | map('indent', 10 ** 9, true) | list }}", "beyond"),
+        ("{{ '%999999999d' | format(1) }}", "wide"),
+        ("{{ '{:999999999}'.format(1) }}", "wide"),
+        ("{{ '{:{}}'.format(1, 10 ** 9) }}", "wide"),
+        ("{{ [[1]] | sum(start=[]) }}", "sum"),
+        ("{{ 'ab'.translate({97: 'x' * 99999}) }}", "translate"),
+        ("{{ lipsum(10 ** 9) }}", "lipsum"),
     ],
 )
 def test_template_that_goes_too_far_is_stopped(
@@ -58,6 +79,48 @@ def test_template_that_goes_too_far_is_stopped(
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", seconds)
     with pytest.raises(InvalidRequestError, match=message):
         render(source, messages=[])
+
+
+DOUBLED = (
+    "{% set n = namespace(x=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "{{ n.x }}",
+        "{{ n.x | string }}",
+        "{{ n.x ~ '' }}",
+        "{{ n.x | tojson }}",
+        "{{ n.x | join }}",
+        "{{ '%s' % n.x }}",
+        "{{ '%s' % [n.x] }}",
+        "{{ '{}'.format(n.x) }}",
+        "{{ '{x}'.format(x=n.x) }}",
+        "{{ ''.join(n.x) }}",
+        "{{ 'a' | replace('a', n.x) }}",
+    ],
+)
+def test_value_that_holds_itself_over_and_over_is_never_written(use: str) -> None:
+    with pytest.raises(InvalidRequestError, match="grows"):
+        render(DOUBLED + use)
+
+
+def test_what_templates_do_with_texts_still_works() -> None:
+    assert render("{{ 'a-b'.replace('-', '+') ~ ('a-b' | replace('-', '')) }}") == "a+bab"
+    assert render("{{ ', '.join(['a', 'b']) ~ (['c', 'd'] | join('; ')) }}") == "a, bc; d"
+    assert render("{{ ''.join(['a', 'b'] | map('upper')) }}") == "AB"
+    assert render("{{ [{'a': 1}, {'a': 2}] | sum(attribute='a') }}") == "3"
+    assert render("{{ 'a\\nb' | indent(2) }}") == "a\n  b"
+    assert render("{{ '%s=%d' | format('x', 3) ~ '{}'.format(4) }}") == "x=34"
+    assert render("{{ [1, 2, 3] | batch(2) | list }}") == "[[1, 2], [3]]"
+    assert render("{{ x }}{{ 1.25 | round(1) }}{{ none }}", x=["é"]) == "['é']1.2None"
+
+
+def test_filter_that_is_left_out_fails_at_once() -> None:
+    with pytest.raises(ConfigError, match="urlize"):
+        ChatTemplate("{{ 'a' | urlize }}", "test")
 
 
 def test_syntax_error_fails_at_once_with_file_and_line(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -19,11 +18,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from takt.errors import ConfigError, InvalidRequestError
+from takt.server.template_limits import (
+    TemplateLimitError,
+    check_method,
+    check_printf,
+    check_size,
+    check_written,
+    limited_filters,
+)
 
 MAX_RENDER_SECONDS = 2.0
 MAX_RENDERED_CHARS = 32 * 1024 * 1024
-MAX_VALUE_ITEMS = MAX_RENDERED_CHARS
-"""Length of a string or list that an operator inside a template may make."""
 
 
 class ChatTemplate:
@@ -53,7 +58,9 @@ class ChatTemplate:
                 deadline.check()
                 num_chars += len(part)
                 if num_chars > MAX_RENDERED_CHARS:
-                    raise _LimitError(f"its text grows beyond {MAX_RENDERED_CHARS} characters")
+                    raise TemplateLimitError(
+                        f"its text grows beyond {MAX_RENDERED_CHARS} characters"
+                    )
                 parts.append(part)
         except _Refusal as refusal:
             raise _invalid(str(refusal)) from None
@@ -77,15 +84,12 @@ def load_chat_template(option: str | None, own: str | None, origin: str) -> Chat
     try:
         return ChatTemplate(Path(option).read_text(encoding="utf-8"), option)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template {option}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--chat-template {option}: {reason}") from None
 
 
 class _Refusal(jinja2.TemplateError):
     """`raise_exception` of the template itself."""
-
-
-class _LimitError(jinja2.TemplateError):
-    pass
 
 
 class _Deadline:
@@ -95,7 +99,7 @@ class _Deadline:
 
     def check(self) -> None:
         if time.monotonic() > self._end:
-            raise _LimitError(f"it takes longer than {self._seconds:g} seconds")
+            raise TemplateLimitError(f"it takes longer than {self._seconds:g} seconds")
 
 
 _TICK = "takt_deadline_check"
@@ -108,9 +112,14 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _GenerationTag],
+            finalize=check_written,
         )
         self.filters["tojson"] = _to_json
+        self.filters = limited_filters(self.filters)
+        del self.globals["lipsum"]
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -126,16 +135,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":
-            _check_size(_size(left) + _size(right))
+            check_size(_size(left) + _size(right))
         elif operator == "*":
-            _check_size(_size(left) * _number(right), _size(right) * _number(left))
+            check_size(_size(left) * _number(right), _size(right) * _number(left))
         elif operator == "**":
-            _check_size(_number(left).bit_length() * _number(right) * 1024)
+            check_size(_number(left).bit_length() * _number(right) * 1024)
         elif isinstance(left, (str, bytes)):
-            widths = re.findall(r"\d+|\*", str(left))
-            if any(width == "*" or len(width) > 4 for width in widths):
-                raise _LimitError("a format in it is too wide")
+            check_printf(str(left))
+            check_written(right)
         return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if args and getattr(function, "__name__", "") == "join" and not hasattr(args[0], "__len__"):
+            args = (list(args[0]), *args[1:])  # what a filter yields has no length yet
+        check_method(function, args, kwargs)
+        return super().call(context, function, *args, **kwargs)
 
 
 def _tick(lineno: int) -> nodes.Node:
@@ -171,11 +185,6 @@ def _size(value: Any) -> int:
 
 def _number(value: Any) -> int:
     return abs(value) if isinstance(value, int) else 0
-
-
-def _check_size(*sizes: int) -> None:
-    if max(sizes) > MAX_VALUE_ITEMS:
-        raise _LimitError(f"a value in it grows beyond {MAX_VALUE_ITEMS} items")
 
 
 def _to_json(
