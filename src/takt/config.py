@@ -29,14 +29,20 @@ class ModelConfigOptions:
         "in fp32; bfloat16 and float16 store unpacked weights in that type.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    backend: str = _option("native", "native, or torch (eager, an oracle).",
-                           choices=("native", "torch"))
+    backend: str = _option(
+        "native",
+        "native, or torch: a slow reference to compare with; needs PyTorch.",
+        choices=("native", "torch"),
+    )
     num_threads: int | None = _option(
         None, "Threads of a step; the CPUs this process may use if not given."
     )
-    enforce_eager: bool = _option(False, "Call operators one by one instead of replaying.")
-    load_format: str = _option("auto", "auto, gguf or safetensors.",
-                               choices=("auto", "gguf", "safetensors"))
+    enforce_eager: bool = _option(
+        False, "Call the model's operators one by one from Python: slow, for debugging."
+    )
+    load_format: str = _option(
+        "auto", "auto, gguf or safetensors.", choices=("auto", "gguf", "safetensors")
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +50,27 @@ class CacheOptions:
     """The KV pool."""
 
     block_size: int = _option(16, "Tokens per KV block.", choices=(8, 16, 32, 64))
-    kv_cache_dtype: str = _option("auto", "auto (bfloat16; float32 with --dtype float32), "
-                                  "bfloat16 or float32.",
-                                  choices=("auto", "bfloat16", "float32"))
+    kv_cache_dtype: str = _option(
+        "auto",
+        "auto (bfloat16; float32 with --dtype float32), bfloat16 or float32.",
+        choices=("auto", "bfloat16", "float32"),
+    )
     kv_cache_memory_bytes: int | None = _option(
-        None, "Bytes of the KV pool; if not given, what max_num_seqs requests of max_model_len "
-        "could use, at most gpu_memory_utilization of the memory that is free."
+        None,
+        "Bytes of the KV pool; if not given, what --max-num-seqs requests of "
+        "--max-model-len could use, at most --gpu-memory-utilization of the memory that is free.",
     )
     gpu_memory_utilization: float = _option(
         0.5, "Share of the free memory (of the host, on a CPU) that the KV pool may take."
     )
-    enable_prefix_caching: bool = _option(True, "Share blocks of equal prefixes.")
+    enable_prefix_caching: bool = _option(
+        True, "Compute equal beginnings of prompts once and share their KV."
+    )
     kv_reservation: str = _option(
-        "full", "full reserves a request's whole future and never preempts; optimistic admits on "
-        "what is in use and preempts by recomputation.", choices=("full", "optimistic"),
+        "full",
+        "full reserves a request's whole future and never preempts; optimistic admits on "
+        "what is in use and preempts by recomputation.",
+        choices=("full", "optimistic"),
     )
 
 
@@ -65,10 +78,15 @@ class CacheOptions:
 class SchedulerOptions:
     """How steps are made."""
 
-    scheduling_policy: str = _option("fcfs", "fcfs or priority (lower number first).",
-                                     choices=("fcfs", "priority"))
-    max_num_seqs: int = _option(256, "Sequences in one step.")
-    max_num_batched_tokens: int = _option(512, "Tokens in one step.")
+    scheduling_policy: str = _option(
+        "fcfs", "fcfs or priority (lower number first).", choices=("fcfs", "priority")
+    )
+    max_num_seqs: int = _option(
+        256, "Most sequences in one step: requests that run at the same time."
+    )
+    max_num_batched_tokens: int = _option(
+        512, "Most tokens computed in one step, prompts and decodes together."
+    )
     enable_chunked_prefill: bool = _option(True, "Let a long prompt share steps with decodes.")
     max_num_waiting: int = _option(4096, "Requests that may wait before new ones get 429.")
     default_max_tokens: int = _option(
@@ -88,8 +106,13 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for group in (self.model, self.cache, self.scheduler):
             check_choices(group)
-        _check_positive(self.scheduler, "max_num_seqs", "max_num_batched_tokens",
-                        "max_num_waiting", "default_max_tokens")
+        _check_positive(
+            self.scheduler,
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_num_waiting",
+            "default_max_tokens",
+        )
         _check_positive(self.model, "max_model_len", "num_threads")
         _check_positive(self.cache, "kv_cache_memory_bytes")
         if not 0 < self.cache.gpu_memory_utilization <= 1:
@@ -117,26 +140,36 @@ class ServerOptions:
     port: int = _option(8000, "Port to listen on; 0 picks a free one and prints it.")
     uds: str | None = _option(None, "Unix domain socket to listen on instead of host and port.")
     api_key: tuple[str, ...] = _option(
-        (), "Key that clients must send as a bearer token; may be given several times, or in "
-        "the environment as TAKT_API_KEY.")
+        (),
+        "Key that clients must send as a bearer token; may be given several times, or in "
+        "the environment as TAKT_API_KEY.",
+    )
     served_model_name: tuple[str, ...] = _option(
-        (), "Names clients may use; the first is reported. The model's own if not given.")
+        (), "Names clients may use; the first is reported. The model's own if not given."
+    )
     chat_template: str | None = _option(None, "File (or text) of a Jinja chat template.")
-    ssl_keyfile: str | None = _option(None, "TLS private key.")
-    ssl_certfile: str | None = _option(None, "TLS certificate.")
+    ssl_keyfile: str | None = _option(None, "File of the TLS private key; needs --ssl-certfile.")
+    ssl_certfile: str | None = _option(None, "File of the TLS certificate chain; turns HTTPS on.")
     allowed_origins: tuple[str, ...] = _option((), "Origins allowed by CORS; * for all.")
     allow_unknown_fields: bool = _option(
-        False, "Answer a request with unknown JSON fields with a warning header, not 400.")
-    enable_request_id_headers: bool = _option(True, "Echo or make X-Request-Id.")
+        False, "Answer a request with unknown JSON fields with a warning header, not 400."
+    )
+    enable_request_id_headers: bool = _option(
+        True, "Answer with the request's X-Request-Id, or a new one."
+    )
     max_request_bytes: int = _option(16 * 1024 * 1024, "Largest request body, in bytes.")
     stream_buffer_tokens: int = _option(
-        1024, "Tokens a slow reader may lag behind before its stream is aborted.")
+        1024, "Tokens a slow reader may lag behind before its stream is aborted."
+    )
     drain_timeout_seconds: float = _option(
-        30.0, "Time that running requests have to end after SIGTERM.")
+        30.0, "Time that running requests have to end after SIGTERM."
+    )
     max_engine_deaths: int = _option(
-        3, "Engine deaths in a row, without a step between them, that end the server.")
-    log_level: str = _option("info", "debug, info, warning or error.",
-                             choices=("debug", "info", "warning", "error"))
+        3, "Engine deaths in a row, without a step between them, that end the server."
+    )
+    log_level: str = _option(
+        "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
+    )
     disable_access_log: bool = _option(False, "Do not log each request.")
 
     def __post_init__(self) -> None:

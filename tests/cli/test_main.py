@@ -1,9 +1,14 @@
 """The command line as a user meets it: a mistake is one clear line and exit code 2."""
 
+import socket
 import subprocess
 import sys
 
 import pytest
+import typer
+
+import takt
+from takt.cli.main import app
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -25,6 +30,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["serve", "--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "nan"]),
         (["serve", "a", "--model", "b"], ["'a'", "'b'"]),
         (["generate", "m", "x", "--temperature", "-1"], ["temperature", "-1"]),
+        (["generate"], ["MODEL", "takt generate --help"]),
+        (["generate", "a", "b", "surplus"], ["surplus", "takt generate --help"]),
+        (["serve", "--port", "many"], ["--port", "takt serve --help"]),
+        (["serve", "--port", "99999"], ["--port", "65535", "99999"]),
+        (["serve", "--log-level", "loud"], ["--log-level", "'loud'", "debug"]),
+        (["serve", "--api-key"], ["--api-key", "takt serve --help"]),
+        (["serv"], ["serv", "takt --help"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]) -> None:
@@ -40,6 +52,38 @@ def test_help_lists_every_command() -> None:
     assert result.returncode == 0
     for command in ("serve", "pull", "models", "generate", "chat"):
         assert command in result.stdout
+
+
+def test_no_arguments_at_all_show_the_help_and_nothing_else() -> None:
+    result = run()
+    assert result.returncode == 2
+    assert "serve" in result.stdout
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("argument", ["version", "--version"])
+def test_version_is_one_line(argument: str) -> None:
+    result = run(argument)
+    assert result.returncode == 0
+    assert result.stdout == f"{takt.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["serve", "generate", "chat", "pull"])
+def test_every_option_and_argument_of_a_command_is_explained(command: str) -> None:
+    for parameter in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
+        assert parameter.help, parameter.name
+
+
+def test_an_address_in_use_is_said_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", "--port", str(port))
+    assert result.returncode == 1
+    (line,) = result.stderr.strip().splitlines()
+    assert line == (
+        f"takt: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "choose another with --host or --port"
+    )
 
 
 def test_missing_model_names_what_there_is() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn, Protocol, cast
 
 import typer
 from rich.console import Console
@@ -30,9 +30,38 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ModelArgument = Annotated[
-    str, typer.Argument(help="Alias, Hub id, GGUF file or Hugging Face directory.")
-]
+_MODEL_HELP = (
+    "A short name that `takt models` lists, a Hub id (owner/name), a GGUF file, or a Hugging Face "
+    "directory."
+)
+
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_MODEL_HELP)]
+
+
+class _UsageShape(Protocol):
+    """What typer's exceptions for mistakes in arguments have."""
+
+    def format_message(self) -> str: ...
+
+
+_USAGE_ERROR = cast(type[Exception], typer.BadParameter.__mro__[1])
+"""`UsageError`: typer has it from click or from a copy of its own, as its version goes."""
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(takt.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_all(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -45,7 +74,7 @@ def pull(model: ModelArgument) -> None:
 
 @app.command()
 def models() -> None:
-    """List the models that have a short name, and those in the cache."""
+    """List the models that have a short name, and whether they are in the cache."""
     from takt.cli.pull import run_models
 
     run_models()
@@ -54,7 +83,7 @@ def models() -> None:
 @app.command()
 @with_options(SERVER_TABLES, skip=("model",))
 def serve(
-    model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", show_default=False)] = None,
+    model_tag: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=_MODEL_HELP)] = None,
     model: Annotated[str | None, typer.Option(help="The same as the argument.")] = None,
     **options: Any,
 ) -> None:
@@ -73,12 +102,21 @@ def serve(
 @with_options(ENGINE_TABLES, skip=("model",))
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(metavar="PROMPT", help="Text to continue; - reads standard input.")
+    ],
     max_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[
+        float, typer.Option(help="Randomness of the choice; 0 always takes the likeliest token.")
+    ] = 0.0,
     top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 is off.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens of this mass.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    top_p: Annotated[
+        float,
+        typer.Option(help="Keep the likeliest tokens up to this share of probability; 1 is off."),
+    ] = 1.0,
+    seed: Annotated[
+        int | None, typer.Option(help="Number that makes random choices repeatable.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Print a continuation of a text, token by token."""
@@ -97,8 +135,12 @@ def chat(
     model: ModelArgument,
     system: Annotated[str | None, typer.Option(help="System message to begin with.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens in an answer.")] = 1024,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Randomness of the choice; 0 always takes the likeliest token.")
+    ] = 0.7,
+    seed: Annotated[
+        int | None, typer.Option(help="Number that makes random choices repeatable.")
+    ] = None,
     **options: Any,
 ) -> None:
     """Talk to a model in the terminal."""
@@ -140,16 +182,33 @@ def main(arguments: list[str] | None = None) -> None:
         depth, known = known_flags(given)
         if depth:
             given = [*given[:depth], *translate(given[depth:], known)]
-        app(args=given, prog_name="takt")
+        code = app(args=given, prog_name="takt", standalone_mode=False)
+        raise SystemExit(code if isinstance(code, int) else 0)
     except (ConfigError, InvalidRequestError) as error:
         _fail(error, 2)
     except TaktError as error:
         _fail(error, 1)
-    except KeyboardInterrupt:
+    except _USAGE_ERROR as error:
+        line = _usage_line(error, given)
+        if line is None:
+            raise SystemExit(2) from None
+        _fail(line, 2)
+    except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
 
 
-def _fail(error: Exception, code: int) -> None:
+def _usage_line(error: BaseException, given: list[str]) -> str | None:
+    """One line for a mistake that typer found; None where it has answered with the help."""
+    message = " ".join(cast(_UsageShape, error).format_message().split()).rstrip(".")
+    if not message:
+        return None
+    command = f"takt {given[0]}" if given and not given[0].startswith("-") else "takt"
+    if message.startswith("No such command"):
+        command = "takt"
+    return f"{message}; see {command} --help"
+
+
+def _fail(error: Exception | str, code: int) -> NoReturn:
     console = Console(stderr=True, highlight=False)
     console.print("[bold red]takt:[/]", end=" ")
     console.print(str(error), markup=False, soft_wrap=True)

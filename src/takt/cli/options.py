@@ -123,7 +123,12 @@ def _parameter(table: OptionTable, field: dataclasses.Field[Any]) -> inspect.Par
         annotation = list[str]
         default = list(default)
     help_text = field.metadata["help"]
-    option = typer.Option(*flags, help=help_text, rich_help_panel=PANELS[table])
+    option = typer.Option(
+        *flags,
+        help=help_text,
+        rich_help_panel=PANELS[table],
+        show_default=("on" if default else "off") if is_switch(field) else True,
+    )
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

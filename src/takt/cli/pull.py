@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from takt.loading.hub import list_models, resolve_model
+from takt.server.progress import show_progress
 
 
 def run_pull(name: str) -> None:
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
-        tasks: dict[str, int] = {}
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=None)
-            progress.update(tasks[stage], completed=done, total=total or None)  # type: ignore[arg-type]
-
+    with show_progress(Console(stderr=True)) as on_progress:
         resolved = resolve_model(name, on_progress)
     Console(highlight=False).print(str(resolved.path), soft_wrap=True, markup=False)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from takt.config import EngineConfig
-from takt.errors import InvalidRequestError
+from takt.errors import ConfigError, InvalidRequestError
 from takt.llm import LLM
+from takt.server.progress import show_progress
 from takt.types.sampling_params import SamplingParams
 
 
@@ -25,6 +25,11 @@ def run_generate(config: EngineConfig, prompt: str, params: SamplingParams) -> N
 def run_chat(config: EngineConfig, system: str | None, params: SamplingParams) -> None:
     console = Console(stderr=True, highlight=False)
     with _load(config) as llm:
+        if llm.tokenizer.chat_template is None:
+            raise ConfigError(
+                f"{config.model.model} has no chat template, so it cannot chat; "
+                "takt generate continues a text with it"
+            )
         messages: list[dict[str, str]] = []
         if system is not None:
             messages.append({"role": "system", "content": system})
@@ -67,19 +72,5 @@ def _write(piece: str) -> None:
 
 
 def _load(config: EngineConfig) -> LLM:
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
-        tasks = {}
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=None)
-            progress.update(tasks[stage], completed=done, total=total or None)
-
+    with show_progress(Console(stderr=True)) as on_progress:
         return LLM.from_config(config, on_progress=on_progress)

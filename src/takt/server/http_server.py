@@ -42,6 +42,8 @@ class HttpServer(uvicorn.Server):
 
 def make_http_server(app: ASGIApp, options: ServerOptions) -> HttpServer:
     """Raises `ConfigError` if the TLS files cannot be used."""
+    if options.ssl_keyfile is not None and options.ssl_certfile is None:
+        raise ConfigError("--ssl-keyfile needs --ssl-certfile")
     config = uvicorn.Config(
         app,
         uds=options.uds,
@@ -83,8 +85,8 @@ def bind_socket(options: ServerOptions) -> socket.socket | None:
         bound = socket.create_server(address[:2], family=family)
     except OSError as error:
         raise PortInUseError(
-            f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; "
-            "choose another with --port"
+            f"cannot listen on {options.host} port {options.port}: {_reason(error)}; "
+            "choose another with --host or --port"
         ) from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     return bound
@@ -104,6 +106,13 @@ def remove_unix_socket(path: str) -> None:
     with contextlib.suppress(OSError):
         if Path(path).is_socket():
             Path(path).unlink()
+
+
+def _reason(error: OSError) -> str:
+    """The system's own words: `create_server` adds the address to them, which is said already."""
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
 
 
 def _check_unix_socket(path: str) -> None:

@@ -1,4 +1,4 @@
-"""What a user sees while a model is fetched and loaded: bars on a terminal, a few lines elsewhere."""
+"""What is seen while a model is fetched and loaded: bars on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
