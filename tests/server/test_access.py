@@ -18,6 +18,7 @@ from server_fakes import FakeEngine, FakeServer, fixed_reply
 
 from takt.config import ServerOptions
 from takt.engine.client import EngineState
+from takt.engine.messages import StepStats
 from takt.errors import ConfigError
 from takt.server.http_server import PortInUseError, bind_socket, make_http_server
 from takt.server.state import Phase
@@ -137,6 +138,22 @@ def test_metrics_count_tokens_gaps_and_ends() -> None:
     assert sample("takt_request_largest_token_gap_seconds_count") == 4
     assert sample("takt_e2e_request_latency_seconds_count") == 2
     assert sample("takt_request_success_total") == 4
+
+
+def test_gauges_of_what_runs_fall_when_the_last_request_was_aborted(
+    server: FakeServer, http: httpx.Client
+) -> None:
+    stats = StepStats(*[0] * 7, 0, 0, 3, 2, 1, 5, 10, 0, 0, 0, [], 0)
+    server.state.metrics.observe_step(stats)
+    assert samples(http)("takt_num_requests_running") == 0
+    server.state.num_in_flight += 1
+    try:
+        server.state.metrics.observe_step(stats)
+        sample = samples(http)
+    finally:
+        server.state.num_in_flight -= 1
+    assert sample("takt_num_requests_running") == 3
+    assert sample("takt_kv_cache_usage_perc") == 0.5
 
 
 def test_tls(tmp_path: Path) -> None:
