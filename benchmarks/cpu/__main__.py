@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import signal
 import subprocess
 import sys
 import traceback
@@ -56,6 +57,8 @@ BARS: dict[str, Bar] = {
 
 def main() -> int:
     options = _read_arguments()
+    # Ended from outside, it still ends its servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.list:
         for key, bar in BARS.items():
             print(f"{key:16} {bar.title}")

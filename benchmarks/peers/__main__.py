@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ Scores = dict[str, dict[str, dict[str, float]]]
 
 def main() -> int:
     options = _read_arguments()
+    # Ended from outside, it still ends its engines, which may be paused.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console = Console(width=None if sys.stdout.isatty() else 130, highlight=False)
     prompts = Prompts(options.seed, VOCAB_SIZE)
     best: dict[str, dict[str, Candidate]] = {}
