@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
+from gateway_process import GatewayProcess
 from redis_process import RedisProcess
 from scripted_upstream import ScriptedUpstream
 from store_driver import StoreDriver, make_driver
@@ -58,3 +59,17 @@ def upstream(runner: asyncio.Runner) -> Iterator[ScriptedUpstream]:
     runner.run(scripted.start())
     yield scripted
     runner.run(scripted.stop())
+
+
+@pytest.fixture
+def start_gateway() -> Iterator[Callable[..., GatewayProcess]]:
+    """Starts gateways as processes; those that still run at the test's end are killed."""
+    started: list[GatewayProcess] = []
+
+    def start(*arguments: str) -> GatewayProcess:
+        started.append(GatewayProcess(*arguments))
+        return started[-1]
+
+    yield start
+    for gateway in started:
+        gateway.kill()

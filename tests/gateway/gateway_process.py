@@ -34,9 +34,10 @@ class GatewayProcess:
         self.url = found.group()
 
     def kill(self) -> None:
-        """SIGKILL."""
-        self._process.kill()
-        self._end()
+        """SIGKILL; nothing if it has ended."""
+        if self._process.returncode is None:
+            self._process.kill()
+            self._end()
 
     def terminate(self) -> int:
         """SIGTERM; the exit code."""

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
@@ -16,6 +17,8 @@ from redis_process import RedisProcess, free_port
 from scripted_upstream import ScriptedUpstream, answer, hold
 
 from takt.cli.main import main
+
+StartGateway = Callable[..., GatewayProcess]
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,11 +31,11 @@ async def post(
 
 
 def test_killed_gateway_is_succeeded_by_its_restart(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, store_url: str
+    runner: asyncio.Runner, upstream: ScriptedUpstream, store_url: str, start_gateway: StartGateway
 ) -> None:
     async def scenario() -> None:
         async with aiohttp.ClientSession() as session:
-            gateway = await asyncio.to_thread(GatewayProcess, store_url, upstream.url)
+            gateway = await asyncio.to_thread(start_gateway, store_url, upstream.url)
             stored = await post(session, gateway.url, "stored")
             upstream.script = [hold(answer())]
             upstream.arrived.clear()
@@ -41,7 +44,7 @@ def test_killed_gateway_is_succeeded_by_its_restart(
             gateway.kill()
             with pytest.raises(aiohttp.ClientError):
                 await lost
-            gateway = await asyncio.to_thread(GatewayProcess, store_url, upstream.url)
+            gateway = await asyncio.to_thread(start_gateway, store_url, upstream.url)
             assert await post(session, gateway.url, "stored") == stored
             taken = await post(session, gateway.url, "lost")
             assert taken[0] == 200
@@ -53,11 +56,11 @@ def test_killed_gateway_is_succeeded_by_its_restart(
 
 
 def test_stop_lets_running_answers_end(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, start_gateway: StartGateway
 ) -> None:
     async def scenario() -> None:
         upstream.script = [hold(answer())]
-        gateway = await asyncio.to_thread(GatewayProcess, sqlite_url, upstream.url)
+        gateway = await asyncio.to_thread(start_gateway, sqlite_url, upstream.url)
         async with aiohttp.ClientSession() as session:
             running = asyncio.create_task(post(session, gateway.url, "k"))
             await upstream.arrived.wait()
@@ -73,7 +76,11 @@ def test_stop_lets_running_answers_end(
 
 
 def test_dead_letters_from_the_command_line(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, tmp_path: Path
+    runner: asyncio.Runner,
+    upstream: ScriptedUpstream,
+    sqlite_url: str,
+    start_gateway: StartGateway,
+    tmp_path: Path,
 ) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text("[retry]\nmax_tries = 2\nbase_ms = 1\n")
@@ -81,7 +88,7 @@ def test_dead_letters_from_the_command_line(
     async def scenario() -> None:
         upstream.default = answer(500)
         flags = ("--policy", str(policy))
-        gateway = await asyncio.to_thread(GatewayProcess, sqlite_url, upstream.url, *flags)
+        gateway = await asyncio.to_thread(start_gateway, sqlite_url, upstream.url, *flags)
         store = ("--store", sqlite_url)
         async with aiohttp.ClientSession() as session:
             for key in ("one", "two"):
@@ -108,15 +115,15 @@ def test_dead_letters_from_the_command_line(
 
 
 def test_two_processes_share_a_sqlite_store_while_one_comes_and_goes(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, start_gateway: StartGateway
 ) -> None:
     """The one that stays must see what the other wrote, and the other way round."""
 
     async def scenario() -> None:
-        stays = await asyncio.to_thread(GatewayProcess, sqlite_url, upstream.url)
+        stays = await asyncio.to_thread(start_gateway, sqlite_url, upstream.url)
         async with aiohttp.ClientSession() as session:
             for number in range(2):
-                comes = await asyncio.to_thread(GatewayProcess, sqlite_url, upstream.url)
+                comes = await asyncio.to_thread(start_gateway, sqlite_url, upstream.url)
                 there = await post(session, comes.url, f"there{number}")
                 here = await post(session, stays.url, f"here{number}")
                 assert await post(session, comes.url, f"here{number}") == here
@@ -162,7 +169,7 @@ def test_what_cannot_work_ends_in_one_line_and_exit_code_2(
 
 
 def test_volatile_redis_is_refused_unless_accepted(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, tmp_path: Path
+    runner: asyncio.Runner, upstream: ScriptedUpstream, tmp_path: Path, start_gateway: StartGateway
 ) -> None:
     process = RedisProcess(tmp_path, appendonly=False)
     process.start()
@@ -174,7 +181,7 @@ def test_volatile_redis_is_refused_unless_accepted(
 
         async def scenario() -> None:
             gateway = await asyncio.to_thread(
-                GatewayProcess, process.url, upstream.url, "--store-volatile"
+                start_gateway, process.url, upstream.url, "--store-volatile"
             )
             async with aiohttp.ClientSession() as session:
                 assert (await post(session, gateway.url, "k"))[0] == 200
@@ -196,12 +203,12 @@ def test_database_of_another_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_gateway_starts_before_its_upstream_and_says_so(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, start_gateway: StartGateway
 ) -> None:
     async def scenario() -> None:
         await upstream.stop()
         port = free_port()
-        gateway = await asyncio.to_thread(GatewayProcess, sqlite_url, f"http://127.0.0.1:{port}")
+        gateway = await asyncio.to_thread(start_gateway, sqlite_url, f"http://127.0.0.1:{port}")
         async with aiohttp.ClientSession() as session:
 
             async def health() -> int:
