@@ -141,6 +141,8 @@ def serve_here(
     def run(behaviour: str, **options: object) -> tuple[int, list[str]]:
         options.setdefault("port", 0)
         code = fake_serve.main(behaviour, *(f"{name}={value}" for name, value in options.items()))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         return code, capsys.readouterr().err.splitlines()
 
     return run

@@ -110,6 +110,7 @@ class _Service:
             stop.cancel()
             await _cancel(work)
             await self._close(http)
+            self._unwatch_signals()
         if self._fatal is not None:
             raise self._fatal
         return 0
@@ -170,6 +171,10 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+
+    def _unwatch_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
 
     def _on_signal(self) -> None:
         self._num_signals += 1
