@@ -35,7 +35,8 @@ class QuantType(enum.Enum):
         """Bytes of one row of `num_columns` elements; they must fill whole groups."""
         if num_columns % self.group_size:
             raise ValueError(
-                f"{num_columns} columns do not fill whole groups of {self.group_size} ({self.label})"
+                f"{num_columns} columns do not fill whole groups of {self.group_size} "
+                f"({self.label})"
             )
         return num_columns // self.group_size * self.group_bytes
 
