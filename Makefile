@@ -57,7 +57,7 @@ bench-peers: install
 	@$(BIN)/python -m benchmarks.peers --model $(MODEL) $(ARGS)
 
 bench-kv: install
-	@$(BIN)/python benchmarks/kv_pool.py
+	@$(BIN)/python -m benchmarks.kv
 
 bench-plan: install
 	@$(BIN)/python benchmarks/plan.py
@@ -71,7 +71,7 @@ bench-quality: install
 # All of the gateway's bars on real processes; ARGS="--quick" for a check of minutes.
 bench-gateway: $(VENV)/.installed-test
 	@scripts/test-services
-	@$(BIN)/python benchmarks/gateway.py $(ARGS)
+	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 
 clean:
 	@rm -rf $(VENV) build

@@ -230,12 +230,12 @@ def test_gateway_starts_before_its_upstream_and_says_so(
 @pytest.mark.parametrize(("store", "mode"), [("sqlite", "fail"), ("redis", "retry")])
 def test_faults_and_kills_leave_one_answer_for_each_request(store: str, mode: str) -> None:
     script = (
-        "import asyncio, sys, gateway_faults;"
-        f"sys.exit(not asyncio.run(gateway_faults.run({store!r}, {mode!r}, 250, 40)))"
+        "import asyncio, sys; from benchmarks.gateway import faults;"
+        f"sys.exit(not asyncio.run(faults.run({store!r}, {mode!r}, 250, 40)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", script],
-        cwd=ROOT / "benchmarks",
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=200,

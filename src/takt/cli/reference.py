@@ -9,8 +9,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from takt.bench.options import BenchOptions
 from takt.cli.options import PANELS, SERVER_TABLES, flag_of, is_switch
 from takt.cli.vllm_flags import VLLM_FLAGS, Mapped, Refused
+from takt.gateway.options import GatewayOptions
 from takt.observe.metrics import Metrics
 
 GENERATED = "Written by `make reference`; do not edit by hand.\n"
@@ -19,7 +21,7 @@ GENERATED = "Written by `make reference`; do not edit by hand.\n"
 def flags_page() -> str:
     """Every option: flag, default, choices, meaning."""
     lines = ["# Flags and defaults", "", GENERATED]
-    for table in SERVER_TABLES:
+    for table in (*SERVER_TABLES, BenchOptions, GatewayOptions):
         lines += [f"## {PANELS[table]}", "", "| flag | default | meaning |", "|---|---|---|"]
         for field in dataclasses.fields(table):
             choices = field.metadata.get("choices")

@@ -36,6 +36,7 @@ def _create_torch(num_threads: int | None) -> Ops:
         if error.name != "torch":
             raise
         raise ConfigError(
-            "--backend torch needs PyTorch, which is not installed; run `pip install 'takt[torch]'`"
+            "--backend torch needs PyTorch, which is not installed; run "
+            "`.venv/bin/pip install -e '.[torch]'`"
         ) from error
     return TorchOps(num_threads=num_threads)

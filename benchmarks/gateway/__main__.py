@@ -1,8 +1,8 @@
 """The gateway's bars, each measured on real processes.
 
-    python benchmarks/gateway.py                  all of them, at full size
-    python benchmarks/gateway.py --quick          all of them, small: a check, not a measurement
-    python benchmarks/gateway.py faults latency   some
+    python -m benchmarks.gateway                  all of them, at full size
+    python -m benchmarks.gateway --quick          all of them, small: a check, not a measurement
+    python -m benchmarks.gateway faults latency   some
 
 Exit code 1 if a bar does not hold.
 """
@@ -14,9 +14,9 @@ import asyncio
 import sys
 from collections.abc import Callable
 
-import gateway_faults
-import gateway_latency
-import gateway_policies
+from benchmarks.gateway import faults as fault_runs
+from benchmarks.gateway import latency as delays
+from benchmarks.gateway import policies as retry_policies
 
 FAULT_RUNS = tuple(
     (store, mode) for store in ("sqlite", "redis") for mode in ("retry", "fail", "dedup")
@@ -26,27 +26,27 @@ FAULT_RUNS = tuple(
 def faults(quick: bool, requests: int | None) -> bool:
     num_requests, num_clients = (300, 50) if quick else (10_000, 100)
     results = [
-        asyncio.run(gateway_faults.run(store, mode, requests or num_requests, num_clients))
+        asyncio.run(fault_runs.run(store, mode, requests or num_requests, num_clients))
         for store, mode in FAULT_RUNS
     ]
     return all(results)
 
 
 def latency(quick: bool, requests: int | None) -> bool:
-    return asyncio.run(gateway_latency.added_latency(requests or (200 if quick else 5_000), 1))
+    return asyncio.run(delays.added_latency(requests or (200 if quick else 5_000), 1))
 
 
 def policies(quick: bool, requests: int | None) -> bool:
-    return gateway_policies.compare()
+    return retry_policies.compare()
 
 
 def storm(quick: bool, requests: int | None) -> bool:
-    return asyncio.run(gateway_latency.storm(requests or (50 if quick else 1_000), 5))
+    return asyncio.run(delays.storm(requests or (50 if quick else 1_000), 5))
 
 
 def streams(quick: bool, requests: int | None) -> bool:
     num_streams, num_events = (50, 10) if quick else (500, 100)
-    return asyncio.run(gateway_latency.streams(requests or num_streams, num_events))
+    return asyncio.run(delays.streams(requests or num_streams, num_events))
 
 
 PARTS: dict[str, Callable[[bool, int | None], bool]] = {

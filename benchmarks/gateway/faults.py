@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import aiohttp
-from gateway_processes import Process, Rig, rig
+from benchmarks.gateway.processes import Process, Rig, rig
 
 from takt.gateway.keys import KeyRules, request_key, tenant_of
 from takt.gateway.store.open import make_store

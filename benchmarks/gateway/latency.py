@@ -9,7 +9,7 @@ import time
 import uuid
 
 import aiohttp
-from gateway_processes import Process, rig
+from benchmarks.gateway.processes import Process, rig
 
 PATH = "/v1/completions"
 

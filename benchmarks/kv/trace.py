@@ -1,6 +1,6 @@
 """A trace of requests for the KV pool: seeded, committed, and made again by this file.
 
-`python benchmarks/kv_trace.py` writes `traces/kv_400_128.csv`: prompts of 400 tokens and outputs of
+`python -m benchmarks.kv.trace` writes `traces/kv_400_128.csv`: prompts of 400 tokens and outputs of
 128 tokens on average, most prompts beginning with one of a few long system prompts.
 """
 
@@ -11,7 +11,7 @@ import random
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-PATH = Path(__file__).parent / "traces" / "kv_400_128.csv"
+PATH = Path(__file__).parents[1] / "traces" / "kv_400_128.csv"
 
 SEED = 20240229
 NUM_REQUESTS = 1000

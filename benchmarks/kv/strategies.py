@@ -11,8 +11,8 @@ import bisect
 from abc import ABC, abstractmethod
 
 import numpy as np
-from kv_steps import SPEC, TOKEN_BYTES
-from kv_trace import TraceRequest
+from benchmarks.kv.steps import SPEC, TOKEN_BYTES
+from benchmarks.kv.trace import TraceRequest
 
 from takt.kvcache.manager import KVCacheManager
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from gateway_trace import BACKGROUND, DURATION_SECONDS
+from benchmarks.gateway.trace import BACKGROUND, DURATION_SECONDS
 from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry
 
@@ -38,7 +38,7 @@ from takt.gateway.states import Head, State
 from takt.gateway.tracing import NoRequestSpan
 from takt.gateway.upstream import Upstream
 
-TRACE = Path(__file__).parent / "traces" / "gateway_faults.csv"
+TRACE = Path(__file__).parents[1] / "traces" / "gateway_faults.csv"
 REQUESTS_PER_SECOND = 10
 SERVICE_SECONDS = 0.3
 FAILURE_SECONDS = {0: 0.001, 500: 0.1, 502: 0.05, 503: 0.002}

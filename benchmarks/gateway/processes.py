@@ -89,7 +89,7 @@ class Rig:
 
     def upstream(self, *flags: str) -> Process:
         port = free_port()
-        command = [sys.executable, str(HERE / "gateway_upstream.py"), "--port", str(port), *flags]
+        command = [sys.executable, str(HERE / "upstream.py"), "--port", str(port), *flags]
         return self._add(command, "upstream", "/health", port)
 
     def gateway(self, store_url: str, *flags: str) -> Process:

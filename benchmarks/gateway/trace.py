@@ -1,6 +1,6 @@
 """Writes the trace of upstream faults on which retry policies are compared.
 
-    python benchmarks/gateway_trace.py > benchmarks/traces/gateway_faults.csv
+    python -m benchmarks.gateway.trace > benchmarks/traces/gateway_faults.csv
 
 The trace was made, and committed, before any policy was tuned on it. It holds an hour of an
 upstream's bad times; outside of them `BACKGROUND` of the attempts fail. Four kinds, each a Poisson

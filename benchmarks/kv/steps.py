@@ -6,7 +6,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from kv_trace import TraceRequest
+from benchmarks.kv.trace import TraceRequest
 
 from takt.config import CacheOptions, SchedulerOptions
 from takt.kvcache.manager import KVCacheManager

@@ -1,6 +1,6 @@
 """An upstream for the gateway's benchmarks: fails as asked, counts what it executes.
 
-    python benchmarks/gateway_upstream.py --port N [--faults] [--deduplicate] [--delay-ms N]
+    python -m benchmarks.gateway.upstream --port N [--faults] [--deduplicate] [--delay-ms N]
 
 `GET /executions` gives the number of executions of each key; `GET /health` is 200. Each execution
 gives another text, so that two executions of a key cannot look like one. A request for a stream

@@ -1,6 +1,6 @@
 """The KV pool on one trace of requests: waste, memory, prefix hits, and the time it takes.
 
-    python benchmarks/kv_pool.py [--json FILE]
+    python -m benchmarks.kv [--json FILE]
 
 1. The trace runs through the scheduler and the pool: waste is (allocated - written) / allocated,
    sampled in every step; the hit rate is that of prompt tokens, with the prefix cache and without,
@@ -24,17 +24,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import kv_trace
 import numpy as np
-from kv_steps import SPEC, TOKEN_BYTES, Recording, record, shareable_tokens
-from kv_strategies import (
+from benchmarks.kv import trace as trace_file
+from benchmarks.kv.steps import SPEC, TOKEN_BYTES, Recording, record, shareable_tokens
+from benchmarks.kv.strategies import (
     ContiguousSlots,
     DoublingBuffers,
     KVStrategy,
     MallocPerRequest,
     PagedPool,
 )
-from kv_trace import TraceRequest
+from benchmarks.kv.trace import TraceRequest
 from rich.console import Console
 from rich.table import Table
 
@@ -247,12 +247,12 @@ def microseconds(value: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trace", type=Path, default=kv_trace.PATH, help="CSV of requests")
+    parser.add_argument("--trace", type=Path, default=trace_file.PATH, help="CSV of requests")
     parser.add_argument("--max-model-len", type=int, default=2048, help="of a contiguous slot")
     parser.add_argument("--repeats", type=int, default=5, help="runs of which the least counts")
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     arguments = parser.parse_args()
-    trace = kv_trace.load(arguments.trace)
+    trace = trace_file.load(arguments.trace)
     recordings = [
         record(trace, num_blocks=NUM_BLOCKS, max_num_seqs=MAX_NUM_SEQS, enable_prefix_caching=True)
         for _ in range(arguments.repeats)
