@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -154,6 +154,15 @@ def test_one_bad_prompt_ends_the_call_and_leaves_nothing_running(make_llm: MakeL
         assert blocks_used(llm) == 0
 
 
+@pytest.fixture
+def default_interrupt() -> Iterator[None]:
+    """Python's own answer to Ctrl-C; a shell's background jobs start with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_interrupt")
 def test_ctrl_c_in_a_step_ends_the_call_and_leaves_the_engine_whole(make_llm: MakeLLM) -> None:
     pressed = False
 

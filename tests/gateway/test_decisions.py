@@ -167,8 +167,9 @@ def test_router_spreads_over_many() -> None:
     assert len(chosen) == 4, "the worst of all never wins a draw of two"
 
 
+NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none() | st.booleans() | NUMBERS | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=15,
 )
