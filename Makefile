@@ -63,7 +63,7 @@ bench-plan: install
 	@$(BIN)/python benchmarks/plan.py
 
 bench-step: install
-	@$(BIN)/python benchmarks/step_overhead.py
+	@$(BIN)/python benchmarks/step_overhead.py --model $(MODEL)
 
 bench-quality: install
 	@$(BIN)/python benchmarks/perplexity.py
