@@ -15,7 +15,9 @@
 namespace takt::TAKT_ISA {
 
 // Bytes ahead of the stream that short blocks prefetch: the hardware's prefetchers stop at a page.
-inline constexpr int kPrefetchBytes = 2048;
+// Decode steps of SmolLM2, median of five, 2 vCPUs of a Xeon: 4.82 ms at 2,048 bytes, 4.54 at 4,096,
+// 4.41 at 8,192; without any, over 7.
+inline constexpr int kPrefetchBytes = 8192;
 
 struct GroupScales {
   F32x16 scale;
