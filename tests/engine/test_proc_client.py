@@ -7,18 +7,12 @@ import logging
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-from core_driver import engine_config, request
-from fake_model import VOCAB_SIZE, WINDOW, expected_tokens
+from core_driver import request
+from engine_process import collect, engine, expected, make_request, ready, run
 
 from takt.engine.client import EngineState
 from takt.engine.messages import AddRequest, CommandMessage, Shutdown, StepStats
@@ -29,58 +23,6 @@ from takt.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-
-COMMAND = (sys.executable, str(Path(__file__).with_name("fake_engine_process.py")))
-
-
-def run(work: Coroutine[Any, Any, None], timeout: float = 60) -> None:
-    async def limited() -> None:
-        await asyncio.wait_for(work, timeout)
-
-    asyncio.run(limited())
-
-
-@asynccontextmanager
-async def engine(
-    behaviour: str = "fake", on_dead: Any = None, on_step: Any = None, **options: Any
-) -> AsyncIterator[ProcessEngineClient]:
-    client = ProcessEngineClient(
-        engine_config(model=behaviour, **options),
-        on_dead=on_dead,
-        on_step=on_step,
-        command=COMMAND,
-    )
-    await client.start()
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def collect(client: ProcessEngineClient, asked: AddRequest) -> list[list[int]]:
-    """Tokens of each choice."""
-    tokens: list[list[int]] = [[] for _ in range(asked.sampling.n)]
-    async for output in client.generate(asked):
-        tokens[output.choice] += output.token_ids
-    return tokens
-
-
-def expected(asked: AddRequest) -> list[list[int]]:
-    return [
-        expected_tokens(asked.prompt_token_ids, asked.sampling, choice=choice, window=WINDOW)
-        for choice in range(asked.sampling.n)
-    ]
-
-
-def make_request(name: str, rng: random.Random, **sampling: Any) -> AddRequest:
-    prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 40))]
-    options = {"max_tokens": rng.randint(1, 20), "temperature": 1.0, "seed": rng.getrandbits(64)}
-    return request(name, prompt, **{**options, **sampling})
-
-
-async def ready(client: ProcessEngineClient) -> None:
-    while client.state is not EngineState.READY:
-        await asyncio.sleep(0.005)
 
 
 def test_512_streams_at_once_are_not_mixed_up() -> None:
@@ -355,73 +297,3 @@ def test_an_idle_engine_uses_no_cpu() -> None:
             assert ticks(client.engine_pid) - before <= 1
 
     run(work())
-
-
-def test_closing_lets_running_requests_end_and_refuses_new_ones() -> None:
-    async def work() -> None:
-        async with engine("fake:sleep=2") as client:
-            asked = request("a", [1], max_tokens=30, ignore_eos=True)
-            task = asyncio.create_task(collect(client, asked))
-            await asyncio.sleep(0.01)
-            pid = client.engine_pid
-            closing = asyncio.create_task(client.close(drain_timeout_seconds=10))
-            await asyncio.sleep(0)
-            with pytest.raises(EngineDeadError, match="stopping"):
-                await collect(client, request("b", [1], max_tokens=1))
-            assert await task == expected(asked)
-            await closing
-            assert not Path(f"/proc/{pid}").exists()
-
-    run(work())
-
-
-def test_closing_without_patience_tells_those_that_run() -> None:
-    async def work() -> None:
-        async with engine("fake:sleep=5") as client:
-            task = asyncio.create_task(
-                collect(client, request("a", [1], max_tokens=200, ignore_eos=True))
-            )
-            await asyncio.sleep(0.02)
-            await client.close(drain_timeout_seconds=0.02)
-            with pytest.raises(EngineDeadError):
-                await task
-
-    run(work())
-
-
-PARENT = """
-import asyncio, sys
-sys.path[:0] = {path!r}
-from test_proc_client import engine, request, collect
-
-async def main():
-    async with engine("fake:sleep=1") as client:
-        print(client.engine_pid, flush=True)
-        if {busy}:
-            await collect(client, request("a", [1], max_tokens=250, ignore_eos=True))
-        await asyncio.sleep(60)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("busy", [False, True])
-def test_the_engine_dies_with_its_parent(busy: bool) -> None:
-    code = PARENT.format(path=sys.path, busy=busy)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        assert Path(f"/proc/{pid}").exists()
-        parent.kill()
-    deadline = time.monotonic() + 10
-    while _runs(pid):
-        assert time.monotonic() < deadline, "the engine outlived its parent"
-        time.sleep(0.01)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rsplit(")", 1)[1].split()[0] != "Z"

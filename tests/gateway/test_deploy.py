@@ -9,7 +9,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
@@ -24,8 +23,7 @@ _METRIC = re.compile(r"\b(?:takt_gateway|idempotent)_\w+")
 
 def promtool(*arguments: str) -> None:
     tool = shutil.which("promtool")
-    if tool is None:
-        pytest.skip("promtool is not installed: scripts/test-services installs it")
+    assert tool is not None, "promtool is not installed: scripts/test-services installs it"
     result = subprocess.run([tool, *arguments], cwd=PROMETHEUS, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
 

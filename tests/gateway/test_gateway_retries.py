@@ -10,9 +10,7 @@ import pytest
 from aiohttp import web
 from harness import BODY, PATH, Answered, Harness
 from scripted_upstream import (
-    DONE,
     EVENTS,
-    STREAM,
     Reply,
     ScriptedUpstream,
     answer,
@@ -249,83 +247,6 @@ def test_unreachable_upstream_is_waited_for(
         assert health.status == 503
         assert (impatient.status, impatient.headers["Retry-After"]) == (503, "1")
         assert served.status == 200
-
-    runner.run(scenario())
-
-
-def test_broken_stream_ends_with_an_error_event_and_no_end_mark(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, store_url: str
-) -> None:
-    async def scenario() -> None:
-        upstream.script = [stream(break_after=2)]
-        async with Harness([upstream], store_url, on_unknown="fail") as gateway:
-            first, second = await gateway.post(), await gateway.post()
-        assert first.body.startswith(BEGUN)
-        event = json.loads(first.body[len(BEGUN) :].removeprefix(b"data: "))
-        assert event["error"]["type"] == "gateway_error"
-        assert DONE not in first.body
-        assert second.body == first.body, "executed in part, it is not executed again"
-        assert len(upstream.seen) == 1
-
-    runner.run(scenario())
-
-
-def test_stream_that_ends_without_its_mark_is_broken(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
-) -> None:
-    async def scenario() -> None:
-        upstream.script = [stream(EVENTS)]
-        async with Harness([upstream], sqlite_url) as gateway:
-            first = await gateway.post()
-            upstream.default = stream()
-            second = await gateway.post()
-        assert b"error" in first.body
-        assert second.body == STREAM, "under retry the key may be used again"
-
-    runner.run(scenario())
-
-
-def test_stream_of_nothing_but_an_error_is_tried_again(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
-) -> None:
-    async def scenario() -> None:
-        upstream.script = [stream([b'data: {"error": {"message": "engine died"}}\n\n'])]
-        upstream.default = stream()
-        async with Harness([upstream], sqlite_url) as gateway:
-            answered = await gateway.post()
-        assert answered.body == STREAM
-
-    runner.run(scenario())
-
-
-@pytest.mark.parametrize("on_unknown", ["retry", "fail"])
-def test_broken_stream_is_resumed_where_the_upstream_gives_the_same_again(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, on_unknown: str
-) -> None:
-    async def scenario() -> None:
-        upstream.script = [stream(break_after=2)]
-        upstream.default = stream()
-        async with Harness(
-            [upstream], sqlite_url, deduplicates=True, on_unknown=on_unknown
-        ) as gateway:
-            answered, again = await gateway.post(), await gateway.post()
-        assert answered.body == again.body == STREAM
-        assert len(upstream.seen) == 2
-
-    runner.run(scenario())
-
-
-def test_stream_that_does_not_continue_exactly_is_not_resumed(
-    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
-) -> None:
-    async def scenario() -> None:
-        upstream.script = [stream(break_after=2)]
-        upstream.default = stream((EVENTS[0], b"data: other\n\n", DONE))
-        async with Harness([upstream], sqlite_url, deduplicates=True) as gateway:
-            answered = await gateway.post()
-        assert answered.body.startswith(BEGUN)
-        assert b"stream_lost" in answered.body
-        assert DONE not in answered.body
 
     runner.run(scenario())
 
