@@ -1,0 +1,105 @@
+"""`takt topo`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from takt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from takt.parallel.topology.graph import Topology
+    from takt.parallel.topology.report import PlacementReport
+
+_FILE_WIDTH = 160
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+    app.command(name="topo")(topo)
+
+
+def topo(
+    source: Annotated[
+        str | None,
+        typer.Option("--from", help="Text of `nvidia-smi topo -m` from a file; - for stdin."),
+    ] = None,
+    cpus: Annotated[
+        bool, typer.Option("--cpus", help="Show the CPUs' L3 domains, whatever else there is.")
+    ] = False,
+    tensor_parallel_size: Annotated[
+        int | None, typer.Option("--tensor-parallel-size", "-tp", help="Ranks of a group.")
+    ] = None,
+    pipeline_parallel_size: Annotated[
+        int, typer.Option("--pipeline-parallel-size", "-pp", help="Stages of a replica.")
+    ] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    svg: Annotated[
+        Path | None, typer.Option(help="Draw the graph with the first grouping shown.")
+    ] = None,
+) -> None:
+    """Show how devices are linked, and the groups of ranks that suit the links best.
+
+    Without --from: NVML, else nvidia-smi, else the PCIe tree, else the CPUs' L3 caches.
+    """
+    from takt.parallel.topology.report import print_placements, print_topology, topology_json
+    from takt.parallel.topology.svg import topology_svg
+
+    if svg is not None and not svg.parent.is_dir():
+        raise ConfigError(f"--svg {svg} cannot be written: there is no folder {svg.parent}")
+    topology = _topology(source, cpus)
+    reports = _reports(topology, tensor_parallel_size, pipeline_parallel_size)
+    if as_json:
+        document = {
+            "topology": topology_json(topology),
+            "placements": [report.as_json() for report in reports],
+        }
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    else:
+        console = _console()
+        print_topology(topology, console)
+        print_placements(reports, console)
+    if svg is not None:
+        try:
+            svg.write_text(topology_svg(topology, reports[0].placement))
+        except OSError as error:
+            raise ConfigError(f"--svg {svg} cannot be written: {error.strerror}") from error
+
+
+def _topology(source: str | None, cpus: bool) -> Topology:
+    from takt.parallel.cpu_topology import read_cpu_topology
+    from takt.parallel.topology.cpus import cpu_device_topology
+    from takt.parallel.topology.discover import discover_topology, topology_from_file
+
+    if cpus:
+        if source is not None:
+            raise ConfigError("--cpus and --from name two sources; give one of them")
+        return cpu_device_topology(read_cpu_topology())
+    return discover_topology() if source is None else topology_from_file(source)
+
+
+def _reports(topology: Topology, tp: int | None, pp: int) -> list[PlacementReport]:
+    """The sizes that were asked for, or every power of two that divides the devices."""
+    from takt.parallel.topology.pipelines import place_ranks
+    from takt.parallel.topology.report import PlacementReport
+
+    bandwidths = topology.bandwidths()
+    count = topology.num_devices
+    fitting = [n for n in (2, 4, 8, 16) if n <= count and count % (n * max(pp, 1)) == 0]
+    sizes = [tp] if tp is not None else fitting or [1]
+    return [
+        PlacementReport.of(topology, size, pp, place_ranks(bandwidths, size, pp)) for size in sizes
+    ]
+
+
+def _console() -> Console:
+    """In a file, a table is as wide as it needs."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_WIDTH)
+    return console
