@@ -9,6 +9,9 @@ from typing import Any
 
 from takt.errors import ConfigError
 
+MAX_TARGET_MS = 1e9
+"""Targets beyond it, some eleven days, promise nothing."""
+
 
 def _option(default: Any, help_text: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": help_text, **extra})
@@ -79,7 +82,27 @@ class SchedulerOptions:
     """How steps are made."""
 
     scheduling_policy: str = _option(
-        "fcfs", "fcfs or priority (lower number first).", choices=("fcfs", "priority")
+        "auto",
+        "fcfs, priority (lower number first), or pace: by deadline, with steps as long as the "
+        "targets allow. auto is pace if a target is given, else fcfs.",
+        choices=("auto", "fcfs", "priority", "pace"),
+    )
+    slo_itl_p99_ms: float | None = _option(
+        None, "Target of the P99 of gaps between tokens, in milliseconds; held or refused."
+    )
+    slo_ttft_p99_ms: float | None = _option(
+        None, "Target of the P99 of the time to the first token, in milliseconds."
+    )
+    slo_force: bool = _option(
+        False, "Start with a target that is shorter than a single step takes here."
+    )
+    admission: str = _option(
+        "queue",
+        "queue lets requests wait; refuse answers 429 at once if a target could not be met.",
+        choices=("queue", "refuse"),
+    )
+    calibrate: bool = _option(
+        False, "Measure how long steps take at start-up even if no target is given."
     )
     max_num_seqs: int = _option(
         256, "Most sequences in one step: requests that run at the same time."
@@ -93,6 +116,22 @@ class SchedulerOptions:
         2048, "Output limit of a chat that gives none (or what the context leaves)."
     )
     max_logprobs: int = _option(20, "Most logprobs a request may ask for per token.")
+
+    @property
+    def has_slo(self) -> bool:
+        return self.slo_itl_p99_ms is not None or self.slo_ttft_p99_ms is not None
+
+    @property
+    def policy(self) -> str:
+        """The policy by name: what `auto` stands for is settled."""
+        if self.scheduling_policy != "auto":
+            return self.scheduling_policy
+        return "pace" if self.has_slo else "fcfs"
+
+    @property
+    def models_time(self) -> bool:
+        """Whether the length of steps is calibrated and followed."""
+        return self.has_slo or self.calibrate or self.policy == "pace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +163,7 @@ class EngineConfig:
             raise ConfigError(
                 f"--max-logprobs must be at least 0, got {self.scheduler.max_logprobs}"
             )
+        _check_contract(self.scheduler, self.cache)
         if self.scheduler.max_num_batched_tokens < self.scheduler.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.scheduler.max_num_batched_tokens} is less than "
@@ -194,6 +234,30 @@ def check_choices(options: Any) -> None:
         if choices is not None and value not in choices:
             known = ", ".join(str(c) for c in choices)
             raise ConfigError(f"--{f.name.replace('_', '-')} {value!r} is not one of: {known}")
+
+
+def _check_contract(scheduler: SchedulerOptions, cache: CacheOptions) -> None:
+    for name in ("slo_itl_p99_ms", "slo_ttft_p99_ms"):
+        value = getattr(scheduler, name)
+        if value is not None and not 0 < value < MAX_TARGET_MS:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be a number of milliseconds above 0 and below "
+                f"{MAX_TARGET_MS:g}, got {value}"
+            )
+    if scheduler.policy != "pace":
+        if scheduler.admission == "refuse":
+            raise ConfigError(
+                "--admission refuse needs predictions: give --slo-itl-p99-ms or --slo-ttft-p99-ms "
+                "with --scheduling-policy pace"
+            )
+        return
+    if not scheduler.enable_chunked_prefill:
+        raise ConfigError("--scheduling-policy pace cuts prompts: leave chunked prefill enabled")
+    if scheduler.slo_itl_p99_ms is not None and cache.kv_reservation != "full":
+        raise ConfigError(
+            f"--kv-reservation {cache.kv_reservation} preempts running requests, whose gaps "
+            "--slo-itl-p99-ms promises: use --kv-reservation full"
+        )
 
 
 def _check_positive(options: Any, *names: str) -> None:

@@ -14,9 +14,11 @@ from takt.engine.memory import available_memory_bytes
 from takt.engine.requests import RequestRules
 from takt.engine.runner import Runner
 from takt.engine.sizing import EngineSizes, KVShape, plan_sizes
+from takt.engine.step_time import calibrated
 from takt.kvcache.manager import KVCacheManager
 from takt.loading.base import Tokenizer
 from takt.scheduler.create import create_scheduler
+from takt.scheduler.learned_step_time import LearnedStepTime
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,10 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=sizes.max_model_len,
     )
+    learned = None
+    if config.scheduler.models_time:
+        calibration = calibrated(config, executor, sizes, model.num_threads, clock)
+        learned = LearnedStepTime(calibration.model)
     scheduler = create_scheduler(
         config.scheduler,
         config.cache,
@@ -61,6 +67,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         sizes.max_model_len,
         max_num_rows=sizes.limits.max_num_rows,
         max_steps_in_flight=executor.max_steps_in_flight,
+        predictor=learned,
     )
     return EngineCore(
         scheduler=scheduler,
@@ -76,4 +83,5 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         num_threads=model.num_threads,
         clock=clock,
         on_close=model.close,
+        step_time=learned,
     )

@@ -12,8 +12,10 @@ from takt.engine.runner import Runner, StepTokens
 from takt.engine.sizing import EngineSizes
 from takt.errors import InvalidRequestError, InvariantError
 from takt.scheduler.base import Scheduler
+from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.output import FinishedRequest, SchedulerOutput
 from takt.scheduler.request import Request, RequestStatus
+from takt.scheduler.step_time import StepFeatures
 
 
 @dataclass(slots=True)
@@ -40,6 +42,7 @@ class EngineCore:
         num_threads: int,
         clock: Clock,
         on_close: Callable[[], None],
+        step_time: LearnedStepTime | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -48,6 +51,7 @@ class EngineCore:
         self.num_threads = num_threads
         self._clock = clock
         self._on_close = on_close
+        self._step_time = step_time
         self._outputs: list[RequestOutput] = []
         """What happened since the last step."""
         self._schedule_starts: list[int] = []
@@ -109,7 +113,9 @@ class EngineCore:
         finished = self._update(tokens, outputs)
         for end in finished:
             self._runner.release(end.request)
-        return StepResult(outputs, self._stats(tokens))
+        stats = self._stats(tokens)
+        self._learn(stats)
+        return StepResult(outputs, stats)
 
     def close(self) -> None:
         """Ends what belongs to the model (threads, memory); the core is of no use afterwards."""
@@ -148,6 +154,22 @@ class EngineCore:
         for request, end in ends.items():
             outputs.append(_output(request, [], None, None, end))
         return finished
+
+    def _learn(self, stats: StepStats) -> None:
+        """Notes what was predicted of the step, and then learns from it."""
+        features = StepFeatures(
+            stats.num_decode_seqs,
+            stats.num_prefill_tokens,
+            stats.num_kv_tokens_read,
+            stats.num_qk_pairs,
+        )
+        duration_ns = stats.update_end_ns - stats.schedule_start_ns
+        learned = self._step_time
+        if learned is not None:
+            stats.predicted_ns = round(learned.predict_ns(features))
+            stats.predicted_p99_ns = round(learned.p99_ns(features))
+            learned.observe(features, duration_ns)
+        self._scheduler.observe(features, duration_ns, stats.update_end_ns)
 
     def _stats(self, tokens: StepTokens) -> StepStats:
         scheduler, filled = self._scheduler, tokens.filled

@@ -94,6 +94,9 @@ class StepStats(msgspec.Struct, array_like=True):
     queue_times_ns: list[int]
     """Arrival to first schedule, of the requests first scheduled in this step."""
     num_redone_tiles: int
+    predicted_ns: int = 0
+    """Of the whole step, schedule to update, before it ran; 0 where time is not modelled."""
+    predicted_p99_ns: int = 0
 
 
 class StepMessage(msgspec.Struct, tag="step"):

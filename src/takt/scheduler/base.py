@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from operator import attrgetter
 
 from takt.errors import InvalidRequestError, InvariantError
 from takt.kvcache.manager import KVCacheManager, PrefixHit
@@ -13,11 +12,11 @@ from takt.scheduler.output import FinishedRequest, SampledToken, ScheduledReques
 from takt.scheduler.request import Request, RequestStatus
 from takt.scheduler.reservation import KVReservation
 from takt.scheduler.retirement import Retirement
+from takt.scheduler.running_set import RunningSet
 from takt.scheduler.step_builder import StepBuilder, num_rows, samples_at
+from takt.scheduler.step_time import StepFeatures
 from takt.scheduler.validation import check_request
 from takt.scheduler.waiting_queue import WaitingQueue
-
-_order_key = attrgetter("order_key")
 
 
 class Scheduler(ABC):
@@ -41,8 +40,7 @@ class Scheduler(ABC):
         self._reservation = KVReservation(kv, limits, reserves_output=reserves_output)
         self._live: dict[str, dict[int, Request]] = {}
         self._waiting = WaitingQueue()
-        self._running: dict[Request, None] = {}  # an ordered set
-        self._is_running_sorted = True
+        self._running = RunningSet()
         self._num_seats_taken = 0
         self._retirement = Retirement(kv, self._reservation)
         self._num_added = 0
@@ -61,6 +59,9 @@ class Scheduler(ABC):
     @abstractmethod
     def may_displace(self, waiting: Request, running: Request) -> bool:
         """Whether `waiting` is worth preempting `running`; never asked with reserved output."""
+
+    def observe(self, features: StepFeatures, duration_ns: int, end_ns: int) -> None:  # noqa: B027
+        """Told of each step after its `update`: what it did, how long it took, when it ended."""
 
     # -- requests -----------------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -109,14 +110,11 @@ class Scheduler(ABC):
         step = StepBuilder(self._last_scheduled_step + 1, self._limits)
         if step.step_id - self._retirement.last_updated_step > self._limits.max_steps_in_flight:
             raise InvariantError(f"over {self._limits.max_steps_in_flight} steps in flight")
-        if not self._is_running_sorted:
-            self._running = dict.fromkeys(sorted(self._running, key=_order_key))
-            self._is_running_sorted = True
+        self._running.sort()
         if not self._reserves_output:
             self._displace(step)
         prefills = self._schedule_decodes(step)
-        self._schedule_prefills(step, prefills)
-        self._schedule_waiting(step, now_ns)
+        self._schedule_prompts(step, prefills, now_ns)
         if step.scheduled:
             self._last_scheduled_step = step.step_id
         return SchedulerOutput(
@@ -210,6 +208,11 @@ class Scheduler(ABC):
         step.add_decodes(decodes)
         return prefills
 
+    def _schedule_prompts(self, step: StepBuilder, prefills: list[Request], now_ns: int) -> None:
+        """Prompts that run, then those that wait; policies with another order override it."""
+        self._schedule_prefills(step, prefills)
+        self._schedule_waiting(step, now_ns)
+
     def _schedule_prefills(self, step: StepBuilder, prefills: list[Request]) -> None:
         for request in prefills:
             if request.status is not RequestStatus.RUNNING:
@@ -287,10 +290,11 @@ class Scheduler(ABC):
             self.prefix_cache_hits += hit.num_tokens
 
     def _insert_running(self, request: Request) -> None:
-        last = next(reversed(self._running), None)
-        if last is not None and request.order_key < last.order_key:
-            self._is_running_sorted = False
-        self._running[request] = None
+        self._running.insert(request)
+
+    def _leave_running(self, request: Request) -> None:
+        del self._running[request]
+        self._num_seats_taken -= 1 + len(request.pending_choices)
 
     def _secure_block(self, request: Request, step: StepBuilder) -> bool:
         """Takes the block that a decode may need, from the last in order if there is none."""
@@ -301,11 +305,15 @@ class Scheduler(ABC):
             if self._retirement.is_pending:
                 step.is_starved = True  # blocks come back with a step in flight
                 return False
-            victim = next(reversed(self._running))
+            victim = self._victim(request, step)
             self._preempt(victim, step)
             if victim is request:
                 return False
         return True
+
+    def _victim(self, request: Request, step: StepBuilder) -> Request:
+        """Whom to preempt when `request` lacks a block: nobody that this step has scheduled."""
+        return next(reversed(self._running))
 
     def _displace(self, step: StepBuilder) -> None:
         """Makes room for the first that waits, where the policy puts it before those that run."""
@@ -320,8 +328,7 @@ class Scheduler(ABC):
 
     def _preempt(self, request: Request, step: StepBuilder) -> None:
         """Takes a sequence's blocks; its tokens stay, those on the way included."""
-        del self._running[request]
-        self._num_seats_taken -= 1 + len(request.pending_choices)
+        self._leave_running(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
@@ -370,8 +377,7 @@ class Scheduler(ABC):
 
     def _end(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:
-            del self._running[request]
-            self._num_seats_taken -= 1 + len(request.pending_choices)
+            self._leave_running(request)
             self._retirement.retire(request)
         else:
             self._waiting.discard(request)

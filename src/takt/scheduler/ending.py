@@ -27,6 +27,7 @@ def new_sibling(parent: Request, choice: int, status: RequestStatus) -> Request:
         stop_token_ids=parent.stop_token_ids,
         arrival_ns=parent.arrival_ns,
         priority=parent.priority,
+        slo=parent.slo,
         choice=choice,
         cache_salt=parent.cache_salt,
         status=status,

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 
 from takt.kvcache.prefix import PrefixChain
+from takt.scheduler.slo import NO_SLO, SLO
 from takt.types.sampling_params import SamplingParams
 
 
@@ -32,6 +33,8 @@ class Request:
     stop_token_ids: frozenset[int]
     arrival_ns: int
     priority: int = 0
+    slo: SLO = NO_SLO
+    """What it asks for itself; the server's targets hold where it asks nothing."""
     choice: int = 0
     cache_salt: str = ""
     status: RequestStatus = RequestStatus.WAITING

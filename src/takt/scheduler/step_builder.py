@@ -44,14 +44,16 @@ class StepBuilder:
         self.num_rows_left -= num_rows
         self.num_prefill_tokens += item.num_tokens
 
-    def chunk(self, request: Request, start: int) -> int:
+    def chunk(self, request: Request, start: int, most: int | None = None) -> int:
         """Tokens from `start` on that fit into the step; 0 if the request must wait for another.
 
-        Without chunked prefill a prompt goes whole. One that was preempted is cut nonetheless: with
-        its output it may have grown past what a step holds.
+        At most `most`, if it is given. Without chunked prefill a prompt goes whole. One that was
+        preempted is cut nonetheless: with its output it may have grown past what a step holds.
         """
         num_left = request.num_tokens - start
         num_tokens = min(num_left, self.num_tokens_left)
+        if most is not None:
+            num_tokens = min(num_tokens, most)
         if samples_at(request, start + num_tokens) and (
             num_rows(request, start, num_tokens) > self.num_rows_left
         ):

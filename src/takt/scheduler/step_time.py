@@ -82,11 +82,14 @@ class StepTimeModel:
         rows = [(1.0, *map(float, features)) for features, _ in samples]
         times = [float(duration) for _, duration in samples]
         pieces = _fit_two_pieces(rows, times)
-        model = cls(pieces)
+        return cls(pieces).with_residuals(samples)
+
+    def with_residuals(self, samples: Sequence[tuple[StepFeatures, float]]) -> StepTimeModel:
+        """The same pieces, with the residuals of these steps."""
         ratios = sorted(
-            duration / max(model.predict_ns(features), 1.0) for features, duration in samples
+            duration / max(self.predict_ns(features), 1.0) for features, duration in samples
         )
-        return cls(pieces, tuple(_thin(ratios)))
+        return StepTimeModel(self.pieces, tuple(_thin(ratios)))
 
     def predict_ns(self, features: StepFeatures) -> float:
         """The expected time of a step."""

@@ -97,7 +97,7 @@ def served_model(
         max_logprobs=engine.scheduler.max_logprobs,
         default_max_tokens=engine.scheduler.default_max_tokens,
         max_outstanding=engine.scheduler.max_num_seqs + engine.scheduler.max_num_waiting,
-        has_priorities=engine.scheduler.scheduling_policy != "fcfs",
+        has_priorities=engine.scheduler.policy != "fcfs",
         max_token_chars=text_side.max_token_chars,
     )
 

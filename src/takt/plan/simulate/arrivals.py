@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from takt.plan.errors import PlanInputError, require_positive, require_whole
+from takt.scheduler.slo import NO_SLO, SLO
 
 
 class Arrival(NamedTuple):
@@ -18,6 +19,8 @@ class Arrival(NamedTuple):
     time_ns: int
     num_prompt_tokens: int
     num_output_tokens: int
+    slo: SLO = NO_SLO
+    """What the request asks for itself."""
 
 
 @dataclass(frozen=True, slots=True)

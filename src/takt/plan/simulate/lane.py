@@ -10,6 +10,7 @@ from takt.plan.simulate.arrivals import Arrival
 from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers
 from takt.scheduler.base import Scheduler
+from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.output import SampledToken, SchedulerOutput
 from takt.scheduler.request import Request
 from takt.scheduler.step_time import StepFeatures
@@ -32,6 +33,7 @@ class Lane:
         stage_free_ns: list[float],
         transfers: KVTransfers | None,
         window_ns: tuple[int, int],
+        learned: LearnedStepTime | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._predict_ns = duration.predict_ns
@@ -39,6 +41,7 @@ class Lane:
         self._transfers = transfers if transfers and not transfers.is_async else None
         self._outgoing_ns = 0.0
         self._window = window_ns
+        self._learned = learned
         self._sampling = SamplingParams()
         self._prompts: dict[int, list[int]] = {}
         self._index_of: dict[Request, int] = {}
@@ -57,7 +60,7 @@ class Lane:
         self.peak_kv_share = 0.0
 
     def add(self, index: int, arrival: Arrival) -> None:
-        _, num_prompt, num_output = arrival
+        num_prompt, num_output = arrival.num_prompt_tokens, arrival.num_output_tokens
         prompt = self._prompts.get(num_prompt)
         if prompt is None:
             prompt = self._prompts[num_prompt] = [_TOKEN_ID] * num_prompt
@@ -68,6 +71,7 @@ class Lane:
             max_tokens=num_output,
             stop_token_ids=frozenset(),
             arrival_ns=arrival.time_ns,
+            slo=arrival.slo,
         )
         try:
             self._scheduler.add(request)
@@ -86,11 +90,15 @@ class Lane:
         for request in output.preempted:
             if request.num_output_tokens > 0:
                 self._stalled.setdefault(request, self._last_end)
-        end = self._run(output, now_ns)
+        features = _features(output)
+        end = self._run(output, features, now_ns)
         kv_share = scheduler.kv_blocks_used / scheduler.kv_blocks_total
         self.peak_kv_share = max(self.peak_kv_share, kv_share)
         self._stamp(output, end)
         self._update(output, end)
+        scheduler.observe(features, int(end - now_ns), int(end))
+        if self._learned is not None:
+            self._learned.observe(features, end - now_ns)
         self.num_steps += 1
         self.num_preemptions += len(output.preempted)
         start, stop = self._window
@@ -101,9 +109,9 @@ class Lane:
         self._last_end = end
         return end
 
-    def _run(self, output: SchedulerOutput, now_ns: float) -> float:
+    def _run(self, output: SchedulerOutput, features: StepFeatures, now_ns: float) -> float:
         """The time at which the step leaves the last stage."""
-        duration = self._predict_ns(_features(output)) + self._transfer_ns(output)
+        duration = self._predict_ns(features) + self._transfer_ns(output)
         stages = self._stage_free_ns
         part = duration / len(stages)
         time = now_ns

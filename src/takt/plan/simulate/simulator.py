@@ -18,7 +18,11 @@ from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers, ready_times_ns
 from takt.plan.simulate.lane import Lane
 from takt.plan.simulate.result import SimulationResult
-from takt.scheduler.create import create_scheduler
+from takt.scheduler.calibration_steps import calibration_steps
+from takt.scheduler.create import create_scheduler, step_limits
+from takt.scheduler.learned_step_time import LearnedStepTime
+from takt.scheduler.slo import NO_SLO, NS_PER_MS, SLO
+from takt.scheduler.step_time import StepTimeModel
 from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
 
 
@@ -41,6 +45,9 @@ class SimulatedServer:
     scheduling_policy: str = "fcfs"
     kv_reservation: str = "full"
     transfers: KVTransfers | None = None
+    slo: SLO = NO_SLO
+    step_time: StepTimeModel | None = None
+    """What pace believes at first; learned from the durations of calibration steps if None."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_tokens", "num_stages"):
@@ -86,6 +93,8 @@ def _make_lanes(
         scheduling_policy=server.scheduling_policy,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(server.max_num_batched_tokens, max_num_seqs),
+        slo_itl_p99_ms=_ms(server.slo.itl_ns),
+        slo_ttft_p99_ms=_ms(server.slo.ttft_ns),
     )
     cache = CacheOptions(
         block_size=server.block_size,
@@ -98,9 +107,27 @@ def _make_lanes(
         kv = KVCacheManager(
             spec, [blocks], False, max_num_seqs=max_num_seqs, max_model_len=longest + 1
         )
-        scheduler = create_scheduler(options, cache, kv, longest + 1)
-        lanes.append(Lane(scheduler, server.duration, stage_free_ns, server.transfers, window))
+        learned = _learned(server, options, longest + 1) if options.models_time else None
+        scheduler = create_scheduler(options, cache, kv, longest + 1, predictor=learned)
+        lanes.append(
+            Lane(scheduler, server.duration, stage_free_ns, server.transfers, window, learned)
+        )
     return lanes
+
+
+def _learned(
+    server: SimulatedServer, options: SchedulerOptions, max_model_len: int
+) -> LearnedStepTime:
+    """What a server knows after its calibration, were every step exactly as long as expected."""
+    if server.step_time is not None:
+        return LearnedStepTime(server.step_time)
+    steps = calibration_steps(step_limits(options, max_model_len))
+    samples = [(step.features, server.duration.predict_ns(step.features)) for step in steps]
+    return LearnedStepTime(StepTimeModel.fit(samples))
+
+
+def _ms(target_ns: int | None) -> float | None:
+    return None if target_ns is None else target_ns / NS_PER_MS
 
 
 def _run(lanes: list[Lane], arrivals: Sequence[Arrival], ready_ns: list[int]) -> None:

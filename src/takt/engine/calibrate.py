@@ -1,0 +1,80 @@
+"""Measures at start-up how long steps take, within a bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from takt.clock import Clock
+from takt.scheduler.calibration_steps import DummyStep
+from takt.scheduler.step_time import StepFeatures, StepTimeModel
+
+BUDGET_NS = 2_400_000_000
+"""For all steps; start-up may take 3 s longer with calibration, the fit and the file included."""
+
+_FLOOR_SAMPLES = 24
+_ROUNDS = 4
+_LEAST_SAMPLES = 5
+_WARM_UP_STEPS = 3
+_SLOWDOWN = 3.0
+"""A step may take so many times as long as its tokens lead to expect; else it is not begun."""
+
+RunStep = Callable[[DummyStep], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    model: StepTimeModel
+    floor_ns: int
+    """P99 of the shortest step there is: no target below it can be held."""
+    num_steps: int
+    seconds: float
+
+
+def calibrate(shapes: list[DummyStep], run_step: RunStep, clock: Clock) -> Calibration:
+    """Runs each shape a few times, small ones first, as long as the time lasts.
+
+    A shape that would take more than what is left is skipped: a slow machine's model rests on its
+    smaller steps. A shape's samples count as their median, so that one disturbed run does not tilt
+    the fit; the residuals are those of all.
+    """
+    start_ns = clock.now_ns()
+
+    def left_ns() -> int:
+        return BUDGET_NS - (clock.now_ns() - start_ns)
+
+    floor_shape = shapes[0]
+    for _ in range(_WARM_UP_STEPS):
+        run_step(floor_shape)
+    floor: list[float] = []
+    while len(floor) < _FLOOR_SAMPLES and (len(floor) < _LEAST_SAMPLES or left_ns() > 0):
+        floor.append(float(run_step(floor_shape)))
+    times: dict[DummyStep, list[float]] = {floor_shape: floor}
+    per_token_ns = min(floor)
+    for turn in range(_ROUNDS):
+        for shape in shapes:
+            expected = min(times[shape]) if shape in times else per_token_ns * shape.num_tokens
+            needed = turn == 0 and len(times) < _LEAST_SAMPLES
+            if not needed and expected * _SLOWDOWN > left_ns():
+                continue
+            taken = float(run_step(shape))
+            times.setdefault(shape, []).append(taken)
+            per_token_ns = taken / shape.num_tokens
+    samples: list[tuple[StepFeatures, float]] = []
+    every: list[tuple[StepFeatures, float]] = []
+    for shape, taken_ns in times.items():
+        samples.append((shape.features, _middle(taken_ns)))
+        every += [(shape.features, one) for one in taken_ns]
+    model = StepTimeModel.fit(samples).with_residuals(every)
+    floor.sort()
+    return Calibration(
+        model=model,
+        floor_ns=round(floor[-1 - len(floor) // 100]),
+        num_steps=len(every) + _WARM_UP_STEPS,
+        seconds=(clock.now_ns() - start_ns) / 1e9,
+    )
+
+
+def _middle(values: list[float]) -> float:
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]

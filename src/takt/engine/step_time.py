@@ -1,0 +1,66 @@
+"""The engine's step-time model: calibrated or read from the cache, and checked against targets."""
+
+from __future__ import annotations
+
+import logging
+
+from takt.clock import Clock
+from takt.config import EngineConfig, SchedulerOptions
+from takt.engine.calibrate import Calibration, calibrate
+from takt.engine.calibration_file import calibration_path, read_calibration, write_calibration
+from takt.engine.dummy_steps import DummySteps
+from takt.engine.executor import Executor
+from takt.engine.sizing import EngineSizes
+from takt.errors import ConfigError
+from takt.scheduler.calibration_steps import calibration_steps
+from takt.scheduler.create import step_limits
+
+_log = logging.getLogger(__name__)
+
+
+def calibrated(
+    config: EngineConfig, executor: Executor, sizes: EngineSizes, num_threads: int, clock: Clock
+) -> Calibration:
+    """What is known of steps before the first request; raises `ConfigError` for a target that
+    even a single step exceeds, unless `slo_force` is set."""
+    path = calibration_path(config, num_threads)
+    calibration = None if config.scheduler.calibrate else read_calibration(path)
+    source = "cached"
+    if calibration is None:
+        shapes = calibration_steps(step_limits(config.scheduler, sizes.max_model_len))
+        calibration = calibrate(shapes, DummySteps(executor, sizes, clock).run_ns, clock)
+        write_calibration(path, calibration)
+        source = f"measured in {calibration.seconds:.1f} s"
+    model = calibration.model
+    ratios = model.residual_ratios
+    _log.info(
+        "step-time model of %d steps, %s: mean error %.1f %%, P99 %.2f x predicted; "
+        "a single step takes up to %.2f ms",
+        calibration.num_steps,
+        source,
+        100 * sum(abs(ratio - 1) for ratio in ratios) / max(len(ratios), 1),
+        model.residual_ratio(0.99),
+        calibration.floor_ns / 1e6,
+    )
+    _check_floor(config.scheduler, calibration.floor_ns)
+    return calibration
+
+
+def _check_floor(options: SchedulerOptions, floor_ns: int) -> None:
+    floor_ms = floor_ns / 1e6
+    for flag, target_ms in (
+        ("--slo-itl-p99-ms", options.slo_itl_p99_ms),
+        ("--slo-ttft-p99-ms", options.slo_ttft_p99_ms),
+    ):
+        if target_ms is None or target_ms >= floor_ms:
+            continue
+        reason = (
+            f"{flag} {target_ms:g} cannot be held: a step of a single sequence, the shortest there "
+            f"is, takes {floor_ms:.2f} ms (P99) with this model on this machine"
+        )
+        if not options.slo_force:
+            raise ConfigError(
+                f"{reason}; ask for more than that, take a smaller model or more threads, or "
+                "start all the same with --slo-force"
+            )
+        _log.warning("%s; --slo-force starts all the same", reason)

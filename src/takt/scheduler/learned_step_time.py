@@ -1,0 +1,235 @@
+"""A step-time model that keeps learning from the steps that run.
+
+Each linear piece of the hinge is followed by a Kalman filter whose state, the coefficients, walks
+at random; what is measured is the step's relative error. Outliers are clipped (Huber), and a
+lasting change of the machine's speed is taken up at once by a factor common to all coefficients.
+The P99 is the prediction times a quantile of recent residuals of steps of the same kind and size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from takt.scheduler.residuals import ResidualQuantile
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
+
+QUANTILE = 0.99
+
+_PRIOR = 0.3**2
+"""Variance of a coefficient relative to its calibrated value, when nothing was seen yet."""
+_WALK = 0.002**2
+"""Variance that a step adds: a coefficient may move by a tenth in some thousand steps."""
+_CLIP = 3.0
+"""Deviations beyond so many times the usual one count as that many: an outlier."""
+_USUAL_GAIN = 0.02
+_LEAST_USUAL = 0.004
+_SHIFT_WINDOW = 9
+_SHIFT = 0.12
+"""When so many steps in a row are, in the median, off by this share, the machine's speed moved."""
+_MIN_OF_KIND = 128
+"""Residuals that a kind of steps needs for a quantile of its own."""
+_ERROR_GAIN = 0.002
+_LEAST_SHARE = 0.01
+"""A coefficient fitted as 0 may still grow, in units of this share of an ordinary step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """How good predictions were, over the last steps; each was made before its step ran."""
+
+    num_steps: int
+    mean_absolute: float
+    """Mean of |measured / predicted - 1| with a memory of 500 steps."""
+    covered: float
+    """Share of steps within the predicted P99, with the same memory."""
+
+
+class LearnedStepTime:
+    """Predicts steps from a calibrated model and every step since; times are nanoseconds.
+
+    `observe` costs some ten microseconds and allocates nothing that lasts.
+    """
+
+    def __init__(self, model: StepTimeModel) -> None:
+        self._pieces = [_Piece(piece, model) for piece in model.pieces]
+        self._speed = 1.0
+        self._usual = max(_LEAST_USUAL, _median([abs(r - 1) for r in model.residual_ratios]))
+        self._all = ResidualQuantile(QUANTILE, model.residual_ratios)
+        self._kinds = [ResidualQuantile(QUANTILE) for _ in range(_NUM_KINDS)]
+        self._recent: list[float] = []
+        self._num_steps = 0
+        self._mean_absolute = sum(abs(r - 1) for r in model.residual_ratios) / max(
+            1, len(model.residual_ratios)
+        )
+        self._covered = QUANTILE
+
+    @property
+    def error(self) -> ModelError:
+        return ModelError(self._num_steps, self._mean_absolute, self._covered)
+
+    @property
+    def pieces(self) -> tuple[StepCoefficients, StepCoefficients]:
+        """The coefficients as they stand now."""
+        first, second = (piece.coefficients(self._speed) for piece in self._pieces)
+        return first, second
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """P99 over prediction, for each kind of step as `kind_of` numbers them."""
+        return tuple(self._ratio(kind) for kind in range(_NUM_KINDS))
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        first, second = self._pieces
+        return self._speed * max(first.predict_ns(features), second.predict_ns(features))
+
+    def p99_ns(self, features: StepFeatures) -> float:
+        """The time that 99 of 100 such steps stay within."""
+        predicted = self.predict_ns(features)
+        return predicted * self._ratio(kind_of(features))
+
+    def observe(self, features: StepFeatures, duration_ns: float) -> None:
+        """Learns from a step that has run."""
+        first, second = self._pieces
+        ours, other = first.predict_ns(features), second.predict_ns(features)
+        piece, plain = (first, ours) if ours >= other else (second, other)
+        predicted = max(plain * self._speed, 1.0)
+        duration_ns = max(duration_ns, 1.0)
+        ratio = duration_ns / predicted
+        kind = kind_of(features)
+        self._count(ratio, self._ratio(kind))
+        self._kinds[kind].add(ratio)
+        self._all.add(ratio)
+        if self._follow_shift(ratio):
+            return
+        # Relative to the larger of both, so that neither a long nor a short step weighs too much.
+        scale = max(duration_ns, predicted)
+        error = (duration_ns - predicted) / scale
+        usual = self._usual
+        bound = _CLIP * usual
+        clipped = min(max(error, -bound), bound)
+        self._usual = max(_LEAST_USUAL, usual + _USUAL_GAIN * (1.25 * abs(clipped) - usual))
+        piece.correct(features, self._speed / scale, clipped, usual * usual)
+
+    # -- internals ----------------------------------------------------------------------------
+    def _ratio(self, kind: int) -> float:
+        of_kind = self._kinds[kind]
+        return of_kind.value if len(of_kind) >= _MIN_OF_KIND else self._all.value
+
+    def _count(self, ratio: float, bound: float) -> None:
+        self._num_steps += 1
+        gain = max(_ERROR_GAIN, 1.0 / (self._num_steps + 1))
+        self._mean_absolute += gain * (abs(ratio - 1.0) - self._mean_absolute)
+        self._covered += gain * ((1.0 if ratio <= bound else 0.0) - self._covered)
+
+    def _follow_shift(self, ratio: float) -> bool:
+        """Takes up a lasting change of speed at once; True if it just did."""
+        recent = self._recent
+        recent.append(ratio)
+        if len(recent) < _SHIFT_WINDOW:
+            return False
+        middle = sorted(recent)[_SHIFT_WINDOW // 2]
+        del recent[0]
+        if abs(middle - 1.0) <= max(_SHIFT, 3.0 * self._usual):
+            return False
+        self._speed *= middle
+        recent.clear()
+        return True
+
+
+class _Piece:
+    """One linear piece under correction: coefficients as multiples of calibrated ones."""
+
+    __slots__ = ("_covariance", "_num_corrections", "_state", "_units")
+
+    def __init__(self, piece: StepCoefficients, model: StepTimeModel) -> None:
+        ordinary = model.predict_ns(_ORDINARY)
+        self._units = [
+            max(coefficient, _LEAST_SHARE * ordinary / amount)
+            for coefficient, amount in zip(piece, (1.0, *_ORDINARY), strict=True)
+        ]
+        self._state = [c / unit for c, unit in zip(piece, self._units, strict=True)]
+        self._covariance = [[_PRIOR * (i == j) for j in range(5)] for i in range(5)]
+        self._num_corrections = 0
+
+    def coefficients(self, speed: float) -> StepCoefficients:
+        values = (s * unit * speed for s, unit in zip(self._state, self._units, strict=True))
+        return StepCoefficients(*values)
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        seqs, tokens, kv_tokens, pairs = features
+        s0, s1, s2, s3, s4 = self._state
+        u0, u1, u2, u3, u4 = self._units
+        return s0 * u0 + s1 * u1 * seqs + s2 * u2 * tokens + s3 * u3 * kv_tokens + s4 * u4 * pairs
+
+    def correct(self, features: StepFeatures, scale: float, error: float, noise: float) -> None:
+        """One Kalman step; `error` and `noise` (a variance) are relative to 1 / `scale`."""
+        units = self._units
+        h = [
+            units[0] * scale,
+            units[1] * scale * features[0],
+            units[2] * scale * features[1],
+            units[3] * scale * features[2],
+            units[4] * scale * features[3],
+        ]
+        covariance = self._covariance
+        h0, h1, h2, h3, h4 = h
+        gains = [r[0] * h0 + r[1] * h1 + r[2] * h2 + r[3] * h3 + r[4] * h4 for r in covariance]
+        g0, g1, g2, g3, g4 = gains
+        total = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + h4 * g4 + noise
+        state, step = self._state, error / total
+        for i in range(5):
+            gain = gains[i]
+            # More work is never faster.
+            state[i] = max(state[i] + gain * step, 0.0)
+            share = gain / total
+            row = covariance[i]
+            row[0] -= share * g0
+            row[1] -= share * g1
+            row[2] -= share * g2
+            row[3] -= share * g3
+            row[4] -= share * g4
+            row[i] += _WALK
+        self._num_corrections += 1
+        if self._num_corrections % 64 == 0:
+            self._bound()
+
+    def _bound(self) -> None:
+        """What no step tells about stays as uncertain as it was at first, and no more."""
+        covariance = self._covariance
+        for i in range(5):
+            excess = covariance[i][i] / _PRIOR
+            if excess > 1.0:
+                factor = excess**-0.5
+                for j in range(5):
+                    covariance[i][j] *= factor
+                    covariance[j][i] *= factor
+
+
+_ORDINARY = StepFeatures(16, 64, 8192, 16384)
+
+_SIZES = (1, 4, 16, 64)
+_CHUNKS = (32, 128, 512)
+_NUM_KINDS = len(_SIZES) + 1 + len(_CHUNKS) + 1
+
+
+def kind_of(features: StepFeatures) -> int:
+    """Steps of one kind have residuals alike: without a prompt by sequences, else by its tokens."""
+    seqs, tokens = features[0], features[1]
+    if tokens == 0:
+        kind = 0
+        for size in _SIZES:
+            if seqs <= size:
+                return kind
+            kind += 1
+        return kind
+    kind = len(_SIZES) + 1
+    for chunk in _CHUNKS:
+        if tokens <= chunk:
+            return kind
+        kind += 1
+    return kind
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 0.0

@@ -1,0 +1,137 @@
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+
+from takt.scheduler.calibration_steps import calibration_steps
+from takt.scheduler.learned_step_time import LearnedStepTime
+from takt.scheduler.limits import SchedulerLimits
+from takt.scheduler.residuals import ResidualQuantile
+from takt.scheduler.step_time import StepFeatures, StepTimeModel
+
+Truth = Callable[[StepFeatures], float]
+
+
+def machine(f: StepFeatures) -> float:
+    """A step that is no hinge: memory and arithmetic overlap in part, and tiles are whole."""
+    seqs, tokens, kv_tokens, pairs = f
+    memory = 3.3e6 + 4e4 * seqs + 700.0 * kv_tokens
+    arithmetic = 6e5 + 4e5 * seqs + 4.3e5 * tokens + 500.0 * kv_tokens + 250.0 * pairs
+    tile = 1.5e5 * (-(seqs + tokens) % 16)
+    return max(memory, arithmetic) + 0.2 * min(memory, arithmetic) + tile
+
+
+def calibrated(truth: Truth, bias: float = 1.0) -> StepTimeModel:
+    limits = SchedulerLimits(
+        max_model_len=4096,
+        max_num_seqs=64,
+        max_num_batched_tokens=512,
+        max_num_rows=1024,
+        max_steps_in_flight=1,
+        enable_chunked_prefill=True,
+    )
+    steps = calibration_steps(limits)
+    return StepTimeModel.fit([(s.features, bias * truth(s.features)) for s in steps])
+
+
+def mixed_step(rng: random.Random) -> StepFeatures:
+    seqs = rng.choice([0, 1, 2, 3, 4, 5, 6, 8, 12, 16])
+    kv_tokens = pairs = sum(rng.randint(400, 528) for _ in range(seqs))
+    if seqs and rng.random() < 0.5:
+        return StepFeatures(seqs, 0, kv_tokens, pairs)
+    tokens, start = rng.choice([16, 20, 25, 32, 64, 128]), rng.choice([0, 100, 200, 1500])
+    end = start + tokens
+    return StepFeatures(seqs, tokens, kv_tokens + end, pairs + tokens * (start + end + 1) // 2)
+
+
+class Run:
+    """Feeds steps to a model and keeps what it predicted of each before it saw it."""
+
+    def __init__(self, model: LearnedStepTime, seed: int = 0) -> None:
+        self.model = model
+        self._rng = random.Random(seed)
+        self.errors: list[float] = []
+        self.covered: list[bool] = []
+
+    def steps(self, count: int, truth: Truth, outliers: float = 0.0) -> None:
+        for _ in range(count):
+            features = mixed_step(self._rng)
+            duration = truth(features) * math.exp(self._rng.gauss(0.0, 0.02))
+            if self._rng.random() < outliers:
+                duration *= 1.0 + 3.0 * self._rng.random()
+            self.errors.append(abs(duration / self.model.predict_ns(features) - 1))
+            self.covered.append(duration <= self.model.p99_ns(features))
+            self.model.observe(features, duration)
+
+    def mean_error(self, last: int) -> float:
+        return sum(self.errors[-last:]) / last
+
+    def coverage(self, last: int) -> float:
+        return sum(self.covered[-last:]) / last
+
+
+def test_predictions_are_within_5_percent_and_p99_covers_99() -> None:
+    run = Run(LearnedStepTime(calibrated(machine, bias=1.15)))
+    run.steps(10_000, machine)
+    assert run.mean_error(10_000) <= 0.05
+    assert 0.985 <= run.coverage(10_000) <= 0.995
+
+
+def test_outliers_neither_tilt_the_model_nor_break_the_coverage() -> None:
+    run = Run(LearnedStepTime(calibrated(machine)))
+    run.steps(6_000, machine, outliers=0.005)
+    clean = Run(run.model, seed=1)
+    clean.steps(500, machine)
+    assert clean.mean_error(500) <= 0.05
+    assert 0.985 <= run.coverage(5_000) <= 0.995
+
+
+@pytest.mark.parametrize("factor", [0.6, 1.8])
+def test_a_machine_that_changes_its_speed_is_followed_within_some_steps(factor: float) -> None:
+    run = Run(LearnedStepTime(calibrated(machine)))
+    run.steps(1_000, machine)
+    run.steps(20, lambda f: factor * machine(f))
+    run.steps(300, lambda f: factor * machine(f))
+    assert run.mean_error(300) <= 0.06
+
+
+def test_more_work_is_never_predicted_to_be_faster() -> None:
+    run = Run(LearnedStepTime(calibrated(machine)))
+    run.steps(2_000, machine)
+    for piece in run.model.pieces:
+        assert min(piece) >= 0.0
+
+
+def test_pieces_are_those_that_predict() -> None:
+    run = Run(LearnedStepTime(calibrated(machine)))
+    run.steps(500, machine)
+    features = StepFeatures(3, 40, 2000, 9000)
+    expected = max(piece.predict_ns(features) for piece in run.model.pieces)
+    assert run.model.predict_ns(features) == pytest.approx(expected)
+
+
+def test_the_reported_error_is_that_of_the_last_steps() -> None:
+    run = Run(LearnedStepTime(calibrated(machine, bias=1.5)))
+    run.steps(5_000, machine)
+    error = run.model.error
+    assert error.num_steps == 5_000
+    assert error.mean_absolute == pytest.approx(run.mean_error(800), rel=0.2)
+    assert error.covered == pytest.approx(run.coverage(800), abs=0.01)
+
+
+def test_a_quantile_forgets_what_is_long_past() -> None:
+    quantile = ResidualQuantile(0.99, [5.0] * 600)
+    assert quantile.value == 5.0
+    for _ in range(600):
+        quantile.add(1.0)
+    assert quantile.value == 1.0
+
+
+def test_a_quantile_corrects_itself_when_residuals_grow() -> None:
+    quantile, missed = ResidualQuantile(0.99), 0
+    for i in range(20_000):
+        ratio = 1.0 + i * 1e-4 * ((i * 7919) % 101) / 101
+        missed += ratio > quantile.value
+        quantile.add(ratio)
+    assert missed / 20_000 == pytest.approx(0.01, abs=0.003)
