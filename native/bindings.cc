@@ -14,6 +14,9 @@
 #include <vector>
 
 #include "kernels/linear.h"
+#include "measure/barrier_cost.h"
+#include "measure/instruction_peak.h"
+#include "measure/read_bandwidth.h"
 #include "pool/cpus.h"
 #include "pool/pool.h"
 #include "program/builder.h"
@@ -176,6 +179,20 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("arena_bytes", &Program::arena_bytes);
 }
 
+void bind_measure(nb::module_& m) {
+  using Release = nb::call_guard<nb::gil_scoped_release>;
+  m.def("multiply_instructions", [] {
+    std::vector<std::pair<std::string, std::string>> pairs;
+    for (const auto& i : multiply_instructions()) pairs.emplace_back(i.name, i.arithmetic);
+    return pairs;
+  });
+  m.def("instruction_peak", &instruction_peak, "name"_a, "num_threads"_a, "seconds"_a, Release());
+  m.def("read_bandwidth", &read_bandwidth, "num_bytes"_a, "num_threads"_a, "seconds"_a,
+        Release());
+  m.def("barrier_cost_ns", &barrier_cost_ns, "num_threads"_a, "spins"_a, "num_steps"_a,
+        Release());
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -214,6 +231,7 @@ NB_MODULE(_native, m) {
 
   bind_builder(m);
   bind_program(m);
+  bind_measure(m);
 
   m.def("available_isas", [] {
     std::vector<std::string> names;

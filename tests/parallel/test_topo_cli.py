@@ -75,3 +75,8 @@ def test_mistakes_end_in_one_line_and_code_2(
     code, out, err = run(capsys, *arguments)
     assert code == 2 and out == ""
     assert message in err and err.count("\n") == 1
+
+
+def test_measure_takes_no_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "--measure", "--cpus")
+    assert code == 2 and "takes --json alone" in err

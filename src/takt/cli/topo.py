@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from takt.errors import ConfigError
 
@@ -39,6 +41,10 @@ def topo(
         int, typer.Option("--pipeline-parallel-size", "-pp", help="Stages of a replica.")
     ] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure this CPU's peaks, for takt plan and profile."),
+    ] = False,
     svg: Annotated[
         Path | None, typer.Option(help="Draw the graph with the first grouping shown.")
     ] = None,
@@ -50,6 +56,11 @@ def topo(
     from takt.parallel.topology.report import print_placements, print_topology, topology_json
     from takt.parallel.topology.svg import topology_svg
 
+    if measure:
+        if source is not None or cpus or svg is not None or tensor_parallel_size is not None:
+            raise ConfigError("--measure measures this CPU and takes --json alone")
+        _measure(as_json)
+        return
     if svg is not None and not svg.parent.is_dir():
         raise ConfigError(f"--svg {svg} cannot be written: there is no folder {svg.parent}")
     topology = _topology(source, cpus)
@@ -95,6 +106,38 @@ def _reports(topology: Topology, tp: int | None, pp: int) -> list[PlacementRepor
     return [
         PlacementReport.of(topology, size, pp, place_ranks(bandwidths, size, pp)) for size in sizes
     ]
+
+
+def _measure(as_json: bool) -> None:
+    from takt.ops.native.measure import measure_machine
+    from takt.plan.machine_table import print_figures
+    from takt.plan.this_machine import write_figures
+
+    with _progress() as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def on_progress(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done)
+
+        figures = measure_machine(on_progress)
+    path = write_figures(figures)
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(figures), indent=2, allow_nan=False) + "\n")
+    else:
+        print_figures(figures, _console())
+        _console().print(f"written to {path}: takt plan --hardware {path.stem} uses it")
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
 
 
 def _console() -> Console:

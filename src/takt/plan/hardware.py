@@ -7,7 +7,6 @@ the cache (`hardware/*.toml`); a file there named after this machine holds what 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -16,7 +15,7 @@ from typing import Any
 
 from takt.config import cache_home
 from takt.plan.errors import PlanInputError, unknown_name
-from takt.plan.hardware_file import Section
+from takt.plan.hardware_file import Section, read_toml
 
 THIS_MACHINE = "this-machine"
 
@@ -72,7 +71,7 @@ class Accelerator:
     attention_share: float
     """Share of the bandwidth that attention gets when it reads KV."""
     peak_flops: Mapping[str, float]
-    """By the arithmetic's type: bf16, fp8, int8."""
+    """By the arithmetic's type: bf16, fp8, int8; packed, where files' own types have kernels."""
     efficiency: float
     """Share of the peak that a full wave of tiles gets."""
     num_units: int
@@ -152,7 +151,7 @@ def parse_cluster(text: str, extra_file: Path | None = None) -> Cluster:
         if match[2].lower() == THIS_MACHINE:
             raise PlanInputError(
                 f"{THIS_MACHINE} has not been measured: {cache_home() / 'hardware'} has no file "
-                "of that name; measure it first or name a known device"
+                "of that name; run takt topo --measure, or name a known device"
             )
         raise unknown_name("hardware", match[2], known)
     return Cluster(accelerator, count)
@@ -160,13 +159,7 @@ def parse_cluster(text: str, extra_file: Path | None = None) -> Cluster:
 
 def read_accelerator(path: Path) -> Accelerator:
     """Reads a device's file; raises `PlanInputError` that names file and field."""
-    try:
-        data = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise PlanInputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise PlanInputError(f"{path}: is not TOML: {error}") from error
-    root = Section(path, "", data)
+    root = Section(path, "", read_toml(path))
     memory, compute = root.section("memory"), root.section("compute")
     node, launch = root.section("node"), root.section("launch")
     curves = [_gemm_curve(section) for section in root.sections("gemm")]
@@ -207,7 +200,7 @@ def read_accelerator(path: Path) -> Accelerator:
 def _peaks(compute: Section) -> dict[str, float]:
     peaks = {
         arithmetic: compute.positive(f"{arithmetic}_tflops") * 1e12
-        for arithmetic in ("bf16", "fp8", "int8")
+        for arithmetic in ("bf16", "fp8", "int8", "packed")
         if compute.has(f"{arithmetic}_tflops")
     }
     if "bf16" not in peaks:

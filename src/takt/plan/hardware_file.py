@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from takt.plan.errors import PlanInputError
+
+
+def read_toml(path: Path) -> Mapping[str, Any]:
+    """Raises `PlanInputError` that names the file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise PlanInputError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise PlanInputError(f"{path}: is not TOML: {error}") from error
 
 
 class Section:

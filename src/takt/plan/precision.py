@@ -15,7 +15,7 @@ class Precision:
     name: str
     """Of the weights' type, as it was asked for."""
     weights: str
-    """Name of the GEMM curve: bf16, fp8, int8 or int4."""
+    """Name of the GEMM curve: bf16, fp8, int8, int4 or packed."""
     weight_bytes: float | None
     """None: as the model's file packs them, or 16 bits if only its shape is known."""
     arithmetic: str
@@ -35,7 +35,8 @@ _WEIGHTS: dict[str, tuple[str, float | None, str]] = {
     "int8": ("int8", 1.0, "int8"),
     # Groups of 128 with a 16-bit scale and a 16-bit zero point: 4.25 bits.
     "int4": ("int4", 0.53125, "bf16"),
-    "packed": ("bf16", None, "bf16"),
+    # A device without kernels for the file's types computes in 16 bits.
+    "packed": ("packed", None, "packed"),
 }
 _ALIASES = {"bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8"}
 _KV = {"bf16": 2.0, "fp8": 1.0}
