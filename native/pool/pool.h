@@ -8,6 +8,7 @@
 #include "pool/announcements.h"
 #include "pool/region.h"
 #include "pool/step.h"
+#include "pool/stolen_time.h"
 #include "pool/wait.h"
 
 namespace takt {
@@ -48,6 +49,9 @@ class Pool {
   // that fell behind may still be inside when it returns. False if aborted.
   bool run(Step& step, int first, int end);
 
+  // What the threads lose to others; the program that runs steps calls begin and end.
+  StolenTime& stolen_time() { return stolen_time_; }
+
   // Ends all waits, now and later; every run fails from now on. May be called by any thread.
   void abort();
   bool is_aborted() const { return wait_state_.abort.load(std::memory_order_relaxed) != 0; }
@@ -64,6 +68,7 @@ class Pool {
   const int64_t spin_ns_;
   Announcements<RealSync> announcements_;
   WaitState wait_state_;
+  StolenTime stolen_time_;
   uint64_t epoch_ = 0;
 
   alignas(64) Region<RealSync, Step> region_;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "pool/futex.h"
+#include "pool/stolen_time.h"
 #include "pool/walk.h"
 
 namespace takt {
@@ -19,7 +20,9 @@ struct WaitState {
 class PoolWait {
  public:
   // `spin_ns` 0: sleep at once, for pools with more threads than CPUs.
-  PoolWait(WaitState& state, int64_t spin_ns) : state_(state), spin_ns_(spin_ns) {}
+  // Sleep is noted in `slept`.
+  PoolWait(WaitState& state, int64_t spin_ns, SleepTime& slept)
+      : state_(state), spin_ns_(spin_ns), slept_(slept) {}
 
   static int64_t now() { return now_ns(); }
 
@@ -53,7 +56,11 @@ class PoolWait {
   void sleep(Condition ready, int64_t timeout_ns) {
     state_.num_sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = state_.progress.load(std::memory_order_seq_cst);
-    if (!ready()) futex_wait(state_.progress, seen, timeout_ns);
+    if (!ready()) {
+      slept_.begin(now_ns());
+      futex_wait(state_.progress, seen, timeout_ns);
+      slept_.end(now_ns());
+    }
     state_.num_sleepers.fetch_sub(1, std::memory_order_seq_cst);
   }
 
@@ -63,6 +70,7 @@ class PoolWait {
 
   WaitState& state_;
   const int64_t spin_ns_;
+  SleepTime& slept_;
 };
 
 }  // namespace takt

@@ -68,6 +68,7 @@ StepContext* Program::free_context() {
 void Program::begin_step(const std::byte* step_input) {
   current_ = nullptr;
   start_ns_ = now_ns();
+  pool_->stolen_time().begin(start_ns_);
   StepContext* context = pool_->is_aborted() ? nullptr : free_context();
   if (context == nullptr) throw std::runtime_error("the thread pool was aborted");
   context->begin(pool_->next_epoch(), step_input);
@@ -86,9 +87,16 @@ void Program::execute_range(int first, int end) {
 void Program::end_step(std::byte* step_output) {
   if (current_ == nullptr) throw std::invalid_argument("no step of this program was begun");
   write_rows(step_output);
-  const int64_t header[8] = {current_->input().step_id(), start_ns_,
-                             now_ns(),                    current_->input().num_rows(),
-                             current_->control().num_redone()};
+  const int64_t end_ns = now_ns();
+  StolenTime& stolen = pool_->stolen_time();
+  stolen.end(end_ns);
+  const int64_t header[8] = {current_->input().step_id(),
+                             start_ns_,
+                             end_ns,
+                             current_->input().num_rows(),
+                             current_->control().num_redone(),
+                             stolen.in_run_ns(),
+                             stolen.between_runs_ns()};
   std::memcpy(step_output + header_, header, sizeof header);
   current_ = nullptr;
 }

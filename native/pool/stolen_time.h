@@ -1,0 +1,74 @@
+// Time that a pool's threads were kept off their CPUs while a run wanted them.
+//
+// A thread is absent for the run's time less the time it was on a CPU and less the time it slept
+// because it had nothing to do. What is left was not its own choice: another process had its core,
+// or it had not been given one yet after it was woken. It is measured by the threads' CPU clocks,
+// which the caller reads at the end of a run, one system call each; a thread that has lost its core
+// need not be heard.
+#pragma once
+#include <pthread.h>
+#include <time.h>
+
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace takt {
+
+// One thread's voluntary sleep inside runs; written by it, read by the caller of the run.
+class SleepTime {
+ public:
+  void begin(int64_t now) { since_ns_.store(now, std::memory_order_relaxed); }
+  void end(int64_t now) {
+    total_ns_.fetch_add(now - since_ns_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    since_ns_.store(0, std::memory_order_relaxed);
+  }
+  // Up to `now`, a sleep in progress counted. Off by one sleep if it ends at this very moment.
+  int64_t total(int64_t now) const {
+    const int64_t since = since_ns_.load(std::memory_order_relaxed);
+    return total_ns_.load(std::memory_order_relaxed) + (since > 0 ? now - since : 0);
+  }
+
+ private:
+  std::atomic<int64_t> total_ns_{0};
+  std::atomic<int64_t> since_ns_{0};
+};
+
+class StolenTime {
+ public:
+  explicit StolenTime(int num_threads) : threads_(size_t(num_threads)) {}
+
+  // Thread 0 is whoever calls begin and end.
+  void watch(int thread, pthread_t handle);
+
+  SleepTime& sleep(int thread) { return threads_[size_t(thread)].sleep; }
+
+  // Around a run, by its caller.
+  void begin(int64_t now);
+  void end(int64_t now);
+
+  // Of the run that ended last, summed over the threads.
+  int64_t in_run_ns() const { return in_run_ns_; }
+  // Of the caller, between the end of the run before it and its beginning. A caller that waited for
+  // work meanwhile was absent by its own choice, which cannot be told from here.
+  int64_t between_runs_ns() const { return between_runs_ns_; }
+
+ private:
+  struct alignas(64) Thread {
+    SleepTime sleep;
+    clockid_t clock = CLOCK_THREAD_CPUTIME_ID;
+    bool is_watched = false;
+    int64_t cpu_ns = 0;    // when the last run ended (of the caller: or began)
+    int64_t slept_ns = 0;  // when this run began
+  };
+
+  int64_t absence(Thread& thread, int64_t now) const;
+
+  std::vector<Thread> threads_;
+  int64_t begin_ns_ = 0;
+  int64_t end_ns_ = 0;
+  int64_t in_run_ns_ = 0;
+  int64_t between_runs_ns_ = 0;
+};
+
+}  // namespace takt
