@@ -1,11 +1,15 @@
 """`takt serve`, with the stamps of every step kept and written when it ends.
 
 python recorded_serve.py RECORD.npz serve MODEL ...
+
+With TAKT_PROFILE=FILE in the environment the server's process is profiled too.
 """
 
 from __future__ import annotations
 
 import atexit
+import cProfile
+import os
 import sys
 from array import array
 
@@ -41,6 +45,15 @@ def record_steps(path: str) -> None:
     atexit.register(write)
 
 
+def profiled(path: str) -> None:
+    """Profiles the thread of the event loop, and writes that too."""
+    profiler = cProfile.Profile()
+    atexit.register(lambda: profiler.dump_stats(path))
+    profiler.enable()
+
+
 if __name__ == "__main__":
     record_steps(sys.argv[1])
+    if profile := os.environ.get("TAKT_PROFILE"):
+        profiled(profile)
     main(sys.argv[2:])

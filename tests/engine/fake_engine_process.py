@@ -2,23 +2,26 @@
 
 `fake` serves. `fake:die-after=N` kills itself inside its Nth step, `fake:die-at-start` before it is
 ready, `fake:refuse` cannot start for a reason the user must mend, `fake:raise` for one of our own,
-and `fake:sleep=MS` makes each step last.
+and `fake:sleep=MS` makes each step last. `fake:late` takes 3 ms a step and 0.3 ms for each prompt
+token, and collects garbage over a large heap before every 30th step.
 """
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
 import sys
 import time
+from typing import Any
 
 from fake_model import WINDOW, fake_model
 
 from takt.clock import Clock
 from takt.config import EngineConfig
 from takt.engine.build import build_core
-from takt.engine.core import EngineCore
+from takt.engine.core import EngineCore, StepResult
 from takt.engine.process import OnProgress, main
 from takt.errors import ConfigError
 from takt.types.step import StepInput
@@ -33,6 +36,8 @@ def make_core(config: EngineConfig, clock: Clock, on_progress: OnProgress) -> En
             os.kill(os.getpid(), signal.SIGKILL)
         if behaviour == "sleep":
             time.sleep(int(value) / 1000)
+        if behaviour == "late":
+            time.sleep(0.003 + 0.0003 * (step.num_tokens - step.num_seqs))
 
     if behaviour == "die-at-start":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -41,7 +46,27 @@ def make_core(config: EngineConfig, clock: Clock, on_progress: OnProgress) -> En
     if behaviour == "raise":
         raise ZeroDivisionError("a fault of ours")
     on_progress("Loading", 1, 1)
-    return build_core(config, fake_model(window=WINDOW, before_step=before_step), clock)
+    core = build_core(config, fake_model(window=WINDOW, before_step=before_step), clock)
+    return Littering(core) if behaviour == "late" else core  # type: ignore[return-value]
+
+
+class Littering:
+    """A core whose process has to collect garbage now and then, and has much to look at."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._heap: list[list[int]] = []
+        self._steps = itertools.count(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def step(self) -> StepResult:
+        if not self._heap:
+            self._heap = [[] for _ in range(800_000)]
+        if next(self._steps) % 30 == 0:
+            gc.collect()
+        return self._core.step()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from prometheus_client import CollectorRegistry
 from takt.bench.options import BenchOptions
 from takt.cli.options import PANELS, SERVER_TABLES, flag_of, is_switch
 from takt.cli.vllm_flags import VLLM_FLAGS, Mapped, Refused
+from takt.clock import ManualClock
 from takt.gateway.options import GatewayOptions
+from takt.observe.ledger.ledger import Ledger
 from takt.observe.metrics import Metrics
 
 GENERATED = "Written by `make reference`; do not edit by hand.\n"
@@ -59,7 +61,7 @@ def vllm_page() -> str:
 def metrics_page() -> str:
     """Every metric that a fresh server exposes."""
     registry = CollectorRegistry()
-    Metrics(registry, "model")
+    Metrics(registry, "model").watch_ledger(Ledger(ManualClock()))
     lines = ["# Metrics", "", GENERATED, "| name | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(registry.collect(), key=lambda family: family.name):
         names = {label for sample in family.samples for label in sample.labels} - {"le"}

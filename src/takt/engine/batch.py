@@ -107,6 +107,8 @@ class BatchFiller:
             views["positions"][:num_seqs] = starts
             ends, token_rows = starts + 1, table_rows
             filled.num_kv_tokens_read = filled.num_qk_pairs = int(ends.sum())
+            num_decodes = num_tokens - filled.scheduled.num_prefill_tokens
+            filled.num_decode_kv_tokens = int(ends[:num_decodes].sum())
         else:
             lengths = np.array([item.num_tokens for item in items], dtype=np.int64)
             query_start = np.zeros(num_seqs + 1, dtype=np.int64)
@@ -118,6 +120,9 @@ class BatchFiller:
             filled.num_kv_tokens_read = int(ends.sum())
             # The query at position p reads p + 1 keys.
             filled.num_qk_pairs = int((lengths * (starts + ends + 1)).sum()) // 2
+            # Decodes come first, one token each.
+            num_decodes = num_tokens - filled.scheduled.num_prefill_tokens
+            filled.num_decode_kv_tokens = int(ends[:num_decodes].sum())
         views["seq_lens"][:num_seqs] = ends
         self._blocks.fill(buffer, table_rows, token_rows, int(ends.max()))
 

@@ -52,6 +52,10 @@ class EngineCore:
         self._clock = clock
         self._on_close = on_close
         self._step_time = step_time
+        self._total_gc_ns: Callable[[], int] = int
+        self._reported_gc_ns = 0
+        self._was_idle = True
+        """There was no work since the step before: what passed since then was no step's time."""
         self._outputs: list[RequestOutput] = []
         """What happened since the last step."""
         self._schedule_starts: list[int] = []
@@ -68,8 +72,13 @@ class EngineCore:
         """Whether `step` has something to do."""
         return bool(self._outputs) or self._runner.num_in_flight > 0 or self._scheduler.has_work
 
+    def watch_gc(self, total_ns: Callable[[], int]) -> None:
+        """Where the time that garbage collection has taken in this process so far is read."""
+        self._total_gc_ns = total_ns
+
     def add(self, request: AddRequest) -> None:
         """Queues a request; one that can never be served is answered with an error."""
+        self._was_idle = self._was_idle or not self.has_work
         try:
             self._scheduler.add(self._rules.resolve(request, self._clock.now_ns()))
         except InvalidRequestError as error:
@@ -176,6 +185,8 @@ class EngineCore:
         scheduled: SchedulerOutput = filled.scheduled
         schedule_start_ns = self._schedule_starts.pop(0)
         queries, hits = scheduler.prefix_cache_queries, scheduler.prefix_cache_hits
+        gc_ns = self._total_gc_ns()
+        new_gc_ns, self._reported_gc_ns = gc_ns - self._reported_gc_ns, gc_ns
         stats = StepStats(
             step_id=scheduled.step_id,
             schedule_start_ns=schedule_start_ns,
@@ -200,8 +211,13 @@ class EngineCore:
                 if request.first_scheduled_ns == schedule_start_ns
             ],
             num_redone_tiles=tokens.num_redone_tiles,
+            num_decode_kv_tokens=filled.num_decode_kv_tokens,
+            stolen_run_ns=tokens.stolen_run_ns,
+            stolen_host_ns=0 if self._was_idle else tokens.stolen_host_ns,
+            gc_ns=0 if self._was_idle else new_gc_ns,
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
+        self._was_idle = False
         return stats
 
 
@@ -222,4 +238,5 @@ def _output(
         is_first = request.num_output_tokens == len(token_ids)
     if is_first:
         output.num_cached_tokens = request.num_cached_tokens
+        output.first_scheduled_ns = request.first_scheduled_ns
     return output

@@ -68,6 +68,11 @@ class RequestOutput(msgspec.Struct, array_like=True):
     error_param: str | None = None
     """The field of the request that the error is about, where there is one."""
     error_code: str | None = None
+    first_scheduled_ns: int | None = None
+    """Start of the first step that the request was in, on the engine's clock; set once, with the
+    first output."""
+    step_id: int = -1
+    """The step that it came with; the receiver fills it in."""
 
 
 class StepStats(msgspec.Struct, array_like=True):
@@ -97,6 +102,14 @@ class StepStats(msgspec.Struct, array_like=True):
     predicted_ns: int = 0
     """Of the whole step, schedule to update, before it ran; 0 where time is not modelled."""
     predicted_p99_ns: int = 0
+    num_decode_kv_tokens: int = 0
+    """The part of `num_kv_tokens_read` that the decodes read."""
+    stolen_run_ns: int = 0
+    """Time that pool threads were kept off their CPUs while the program ran, summed over them."""
+    stolen_host_ns: int = 0
+    """The same of the engine's thread between the run before and this one."""
+    gc_ns: int = 0
+    """Garbage collection in the engine's process since the step before."""
 
 
 class StepMessage(msgspec.Struct, tag="step"):

@@ -226,7 +226,7 @@ class ProcessEngineClient:
     def _on_event(self, event: EngineEvent) -> None:
         match event:
             case StepMessage(outputs=outputs, stats=stats):
-                self._streams.dispatch(outputs)
+                self._streams.dispatch(outputs, -1 if stats is None else stats.step_id)
                 self._note_idle()
                 if stats is not None:
                     self._deaths_in_a_row = 0

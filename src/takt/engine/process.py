@@ -5,7 +5,6 @@ Started as `python -m takt.engine.process DIRECTORY EPOCH` by `ProcessEngineClie
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -20,6 +19,7 @@ import zmq
 from takt.clock import Clock, MonotonicClock
 from takt.config import EngineConfig
 from takt.engine.core import EngineCore
+from takt.engine.garbage import GarbageCollector
 from takt.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -43,6 +43,9 @@ from takt.errors import ConfigError, TaktError
 
 _log = logging.getLogger("takt.engine")
 
+IDLE_MS = 20
+"""An engine without work for so long uses the time to collect garbage."""
+
 INPUT_BUDGET_NS = 1_000_000
 """Time that commands may take between two steps; what is left waits for the next gap."""
 
@@ -63,6 +66,7 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = command_decoder()
         self._stopping = False
+        self.collector = GarbageCollector(clock)
 
     def send(self, event: EngineEvent) -> None:
         self._socket.send(self._encoder.encode(event))
@@ -76,13 +80,20 @@ class EngineProcess:
         try:
             while not self._stopping and os.getppid() == parent_pid:
                 if not core.has_work:
-                    poller.poll()
+                    self._wait(poller)
                 self._take_commands(core)
                 if core.has_work and not self._stopping:
                     result = core.step()
                     self.send(StepMessage(self._epoch, result.outputs, result.stats))
+                    self.collector.between_steps()
         finally:
             os.close(parent_fd)
+            self.collector.stop()
+
+    def _wait(self, poller: zmq.Poller) -> None:
+        if not poller.poll(IDLE_MS):
+            self.collector.when_idle()
+            poller.poll()
 
     def _take_commands(self, core: EngineCore) -> None:
         deadline_ns = self._clock.now_ns() + INPUT_BUDGET_NS
@@ -159,9 +170,8 @@ def _serve(
         sentence = f"the engine could not start: {type(error).__name__}: {error}"
         process.send(EngineFailed(order.epoch, sentence, 1))
         return 1
-    # What loading left lives as long as the process: no collection needs to look at it again.
-    gc.collect()
-    gc.freeze()
+    process.collector.start()
+    core.watch_gc(lambda: process.collector.total_ns)
     sizes = core.sizes
     process.send(
         EngineReady(

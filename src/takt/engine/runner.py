@@ -27,6 +27,8 @@ class StepTokens:
     run_start_ns: int
     run_end_ns: int
     num_redone_tiles: int
+    stolen_run_ns: int
+    stolen_host_ns: int
     sampled: list[SampledToken]
     logprobs: list[TokenLogprob | None]
     prompt_logprobs: dict[Request, list[TokenLogprob | None]] = field(default_factory=dict)
@@ -113,6 +115,8 @@ class Runner:
             run_start_ns=start_ns,
             run_end_ns=end_ns,
             num_redone_tiles=int(header[4]),
+            stolen_run_ns=int(header[5]),
+            stolen_host_ns=int(header[6]),
             sampled=sampled,
             logprobs=[
                 None

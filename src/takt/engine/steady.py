@@ -76,4 +76,5 @@ class SteadyDecoder:
             sampled_rows=batch.rows,
             num_kv_tokens_read=num_kv_tokens,
             num_qk_pairs=num_kv_tokens,
+            num_decode_kv_tokens=num_kv_tokens,
         )

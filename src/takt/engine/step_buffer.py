@@ -72,3 +72,4 @@ class FilledStep:
     """Scheduled for the first time, or again after they were preempted."""
     num_kv_tokens_read: int = 0
     num_qk_pairs: int = 0
+    num_decode_kv_tokens: int = 0

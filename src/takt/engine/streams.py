@@ -86,9 +86,10 @@ class Streams:
             del self._streams[stream.request_id]
             self._num_choices -= stream.num_choices
 
-    def dispatch(self, outputs: list[RequestOutput]) -> None:
+    def dispatch(self, outputs: list[RequestOutput], step_id: int) -> None:
         """Hands each output to its stream; those of requests that were given up are dropped."""
         for output in outputs:
+            output.step_id = step_id
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output)

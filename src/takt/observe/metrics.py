@@ -6,9 +6,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from takt.observe.ledger.ledger import Ledger
+from takt.observe.ledger.metrics import LedgerMetrics
 
 NS_PER_SECOND = 1_000_000_000
 
@@ -60,6 +65,13 @@ class Histogram(Collector):
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def observe_many(self, values: npt.NDArray[np.float64]) -> None:
+        """float64 `[num_values]`."""
+        places = np.searchsorted(self._bounds, values)
+        for place, count in enumerate(np.bincount(places, minlength=len(self._counts)).tolist()):
+            self._counts[place] += count
+        self._sum += float(values.sum())
 
     def describe(self) -> Iterable[Metric]:
         return [HistogramMetricFamily(self._name, self._documentation, labels=list(self._labels))]
@@ -195,8 +207,9 @@ class Metrics:
     def observe_first_token(self, elapsed_ns: int) -> None:
         self._ttft.observe(elapsed_ns / NS_PER_SECOND)
 
-    def observe_gap(self, gap_ns: int) -> None:
-        self._itl.observe(gap_ns / NS_PER_SECOND)
+    def observe_gaps(self, gaps_ns: npt.NDArray[np.int64]) -> None:
+        """int64 `[num_gaps]`."""
+        self._itl.observe_many(gaps_ns / NS_PER_SECOND)
 
     def observe_choice(
         self, *, num_tokens: int, first_ns: int, last_ns: int, largest_gap_ns: int, reason: str
@@ -227,6 +240,10 @@ class Metrics:
             self._kv_usage,
         ):
             gauge.set(0)
+
+    def watch_ledger(self, ledger: Ledger) -> None:
+        """Shows the ledger's totals too; whoever reads the metrics settles it before."""
+        LedgerMetrics(ledger, self.registry, **self._labels)
 
     def watch_in_flight(self, count: Callable[[], int]) -> None:
         """Where the number of HTTP requests being answered is read when the metrics are."""

@@ -125,7 +125,7 @@ async def respond(
     headers: Headers,
 ) -> Response | EventStream:
     """Streams in `stream_format`, or without one collects and answers as a whole."""
-    stamps = RequestStamps(generation, state.metrics, state.clock, arrival_ns)
+    stamps = RequestStamps(generation, state.metrics, state.ledger, state.clock, arrival_ns)
     if stream_format is not None:
         return EventStream(
             generation,

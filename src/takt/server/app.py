@@ -39,6 +39,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/ping", info.health),
     ("GET", "/version", info.version),
     ("GET", "/metrics", info.metrics),
+    ("GET", "/slo", info.slo),
 )
 
 

@@ -78,6 +78,9 @@ class TaktHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # What the kernel does not take is known at once, and a write is one system call: a token
+        # is stamped when it has left, and a client that does not read is seen as such.
+        transport.set_write_buffer_limits(high=1, low=0)  # high=0 never lets a TLS transport write
         self._cycles: list[RequestResponseCycle] = []
         """Requests whose responses are not complete; all but the first wait for their turn."""
         self._is_in_head = False

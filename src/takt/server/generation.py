@@ -26,6 +26,8 @@ class PromptRun:
     request_id: str
     sampling: SamplingParams
     num_cached_tokens: int = 0
+    first_scheduled_ns: int | None = None
+    """When the engine first had it in a step, on the clock of the machine."""
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """One entry per prompt token in the end, if they were asked for."""
 
@@ -43,6 +45,9 @@ class Choice:
     first_ns: int = 0
     last_ns: int = 0
     largest_gap_ns: int = 0
+    last_step: int = -1
+    """The engine's step that brought the last token that was written."""
+    num_late_gaps: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +62,8 @@ class TokenEvent:
     """Characters of the choice's text in front of the token's own."""
     logprob: TokenLogprob | None
     finish_reason: str | None
+    step_id: int = -1
+    """The engine's step that brought it."""
 
 
 class Generation:
@@ -153,6 +160,7 @@ class Generation:
         run = choice.run
         if output.num_cached_tokens is not None:
             run.num_cached_tokens = output.num_cached_tokens
+            run.first_scheduled_ns = output.first_scheduled_ns
         if output.prompt_logprobs:
             run.logprobs += output.prompt_logprobs
         if choice.finish_reason is not None:
@@ -178,7 +186,9 @@ class Generation:
             offset = choice.text.num_chars
             delta = choice.text.finish()
             self._finish(choice, output.finish_reason, output.stop_token_id)
-            events.append(TokenEvent(choice, None, delta, offset, None, choice.finish_reason))
+            events.append(
+                TokenEvent(choice, None, delta, offset, None, choice.finish_reason, output.step_id)
+            )
         return events
 
     def _read_token(
@@ -204,7 +214,9 @@ class Generation:
             self._finish(choice, finish or "stop", output.stop_token_id)
             if finish is None:
                 self._engine.abort(output.request_id, output.choice)
-        return TokenEvent(choice, token_id, delta, offset, logprob, choice.finish_reason)
+        return TokenEvent(
+            choice, token_id, delta, offset, logprob, choice.finish_reason, output.step_id
+        )
 
     def _finish(self, choice: Choice, reason: str, stop_token_id: int | None) -> None:
         choice.finish_reason = reason

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 import takt
 from takt.errors import InvalidRequestError
+from takt.observe.ledger.report import report
 from takt.server.answers import check_num_messages, json_response, read_request
 from takt.server.chat_messages import num_message_chars
 from takt.server.errors import HttpError, unavailable
@@ -101,9 +102,15 @@ async def metrics(request: Request, state: ServerState) -> Response:
     # Aborts are followed by no step that would count again.
     if not state.is_ready or not state.num_in_flight:
         state.metrics.set_idle()
+    state.ledger.settle()
     return Response(
         generate_latest(state.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
     )
+
+
+async def slo(request: Request, state: ServerState) -> Response:
+    """The ledger: how well the targets are held, and why what was late was late."""
+    return json_response(report(state.ledger, state.clock.now_ns()))
 
 
 def _tokenize(fields: TokenizeRequest, model: ServedModel) -> list[int]:

@@ -19,6 +19,9 @@ logger = logging.getLogger("takt.server")
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics"})
 """Answered without a key and while the server drains; probes of them are not logged."""
 
+_PROBES = OPEN_PATHS | {"/slo"}
+"""Neither counted nor logged; what is not open still needs a key."""
+
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -52,7 +55,7 @@ class RequestLog:
                     ]
             await send(message)
 
-        is_counted = scope["path"] not in OPEN_PATHS
+        is_counted = scope["path"] not in _PROBES
         self._state.num_in_flight += is_counted
         begin_ns = self._state.clock.now_ns()
         try:

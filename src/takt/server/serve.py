@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import resource
@@ -20,8 +19,10 @@ from rich.console import Console
 from takt.config import EngineConfig, ServerOptions
 from takt.engine.proc_client import ProcessEngineClient
 from takt.errors import ConfigError, EngineStartError, TaktError
+from takt.observe.ledger.ledger import SLO
 from takt.observe.metrics import Metrics
 from takt.server.app import build_app
+from takt.server.housekeeping import Housekeeping
 from takt.server.http_server import (
     PortInUseError,
     address_of,
@@ -83,10 +84,12 @@ class _Service:
         self._bound = bound
         self._console = console
         self._metrics = Metrics(CollectorRegistry(), model_names(engine, options)[0])
-        self._state = ServerState(options, self._metrics)
+        targets = SLO(engine.scheduler.slo_itl_p99_ms, engine.scheduler.slo_ttft_p99_ms)
+        self._state = ServerState(options, self._metrics, targets)
         self._metrics.watch_in_flight(lambda: self._state.num_in_flight)
         self._http = make_http_server(build_app(self._state), options)
         self._client: ProcessEngineClient | None = None
+        self._housekeeping = Housekeeping(self._state)
         self._num_signals = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -110,6 +113,7 @@ class _Service:
             stop.cancel()
             await _cancel(work)
             await self._close(http)
+            self._housekeeping.stop()
             self._unwatch_signals()
         if self._fatal is not None:
             raise self._fatal
@@ -128,7 +132,7 @@ class _Service:
             client = ProcessEngineClient(
                 self._engine,
                 on_progress,
-                on_step=self._metrics.observe_step,
+                on_step=self._housekeeping.on_step,
                 on_dead=on_dead,
                 max_engine_deaths=self._options.max_engine_deaths,
             )
@@ -137,9 +141,7 @@ class _Service:
             await client.start()
         self._state.model = served_model(text_side, client, self._engine, self._options)
         self._state.phase = Phase.SERVING
-        # What lives until the end need not be looked at again: full collections stay short.
-        gc.collect()
-        gc.freeze()
+        self._housekeeping.start()
         self._announce()
         await died.wait()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from takt.clock import Clock
+from takt.observe.ledger.ledger import Ledger
 from takt.observe.metrics import Metrics
 from takt.server.generation import Choice, Generation, TokenEvent
 
@@ -11,33 +12,89 @@ class RequestStamps:
     """Stamps of one HTTP request; `arrival_ns` is when its headers had been read."""
 
     def __init__(
-        self, generation: Generation, metrics: Metrics, clock: Clock, arrival_ns: int
+        self,
+        generation: Generation,
+        metrics: Metrics,
+        ledger: Ledger,
+        clock: Clock,
+        arrival_ns: int,
     ) -> None:
         self._generation = generation
         self._metrics = metrics
-        self._clock = clock
+        self._ledger = ledger
+        self.now_ns = clock.now_ns
         self._arrival_ns = arrival_ns
+        self._sent_ns = clock.now_ns()
         self._has_first = False
+        self._is_first_in_time = False
+        self._add_gap = ledger.gap
+        self._gap_target_ns = ledger.gap_target_ns
+        self._ttft_target_ns = ledger.ttft_target_ns
 
-    def written(self, event: TokenEvent) -> None:
-        """The event has just been handed to the socket (or, if not streamed, has just come)."""
+    def written(self, event: TokenEvent, blocked_ns: int = 0) -> None:
+        """The event has just been handed to the socket (or, if not streamed, has just come).
+
+        `blocked_ns` is how long it waited for a client that did not read.
+        """
         if event.token_id is None:
             return
-        now_ns = self._clock.now_ns()
+        now_ns = self.now_ns()
         choice = event.choice
         if choice.first_ns:
             gap_ns = now_ns - choice.last_ns
-            self._metrics.observe_gap(gap_ns)
+            self._add_gap(gap_ns)
             if gap_ns > choice.largest_gap_ns:
                 choice.largest_gap_ns = gap_ns
+                if gap_ns > self._gap_target_ns:
+                    self._late(event, now_ns, blocked_ns)
+            elif gap_ns > self._gap_target_ns:
+                self._late(event, now_ns, blocked_ns)
         else:
             choice.first_ns = now_ns
             if not self._has_first:
-                self._has_first = True
-                self._metrics.observe_first_token(now_ns - self._arrival_ns)
+                self._first(event, now_ns, blocked_ns)
         choice.last_ns = now_ns
+        choice.last_step = event.step_id
+
+    def _late(self, event: TokenEvent, now_ns: int, blocked_ns: int) -> None:
+        choice = event.choice
+        choice.num_late_gaps += 1
+        self._ledger.late_gap(
+            choice.run.request_id,
+            choice.number,
+            choice.num_tokens - 1,
+            choice.last_ns,
+            now_ns,
+            self._gap_target_ns,
+            choice.last_step,
+            event.step_id,
+            blocked_ns,
+        )
+
+    def _first(self, event: TokenEvent, now_ns: int, blocked_ns: int) -> None:
+        self._has_first = True
+        ttft_ns = now_ns - self._arrival_ns
+        self._is_first_in_time = ttft_ns <= self._ttft_target_ns
+        self._metrics.observe_first_token(ttft_ns)
+        choice = event.choice
+        run = choice.run
+        self._ledger.first_token(
+            run.request_id,
+            choice.number,
+            arrival_ns=self._arrival_ns,
+            sent_ns=self._sent_ns,
+            scheduled_ns=run.first_scheduled_ns,
+            written_ns=now_ns,
+            target_ns=self._ttft_target_ns,
+            step=event.step_id,
+            num_own_tokens=len(run.prompt.token_ids) - run.num_cached_tokens,
+            blocked_ns=blocked_ns,
+        )
 
     def finished(self) -> None:
+        num_gaps = sum(max(choice.num_tokens - 1, 0) for choice in self._generation.choices)
+        num_late = sum(choice.num_late_gaps for choice in self._generation.choices)
+        self._ledger.request(is_good=self._is_first_in_time and 100 * num_late <= num_gaps)
         self._end(None)
 
     def failed(self) -> None:
@@ -51,7 +108,7 @@ class RequestStamps:
         for choice in self._generation.choices:
             self._observe_choice(choice, choice.finish_reason or unfinished_reason or "abort")
         self._metrics.observe_request(
-            elapsed_ns=self._clock.now_ns() - self._arrival_ns,
+            elapsed_ns=self.now_ns() - self._arrival_ns,
             num_prompt_tokens=self._generation.num_prompt_tokens,
             num_generated_tokens=self._generation.num_generated_tokens,
         )

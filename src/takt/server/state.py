@@ -14,6 +14,7 @@ from takt.clock import Clock, MonotonicClock
 from takt.config import ServerOptions
 from takt.engine.client import EngineClient, EngineState
 from takt.loading.base import Tokenizer
+from takt.observe.ledger.ledger import SLO, Ledger
 from takt.observe.metrics import Metrics
 from takt.server.chat import ChatRenderer
 from takt.server.errors import HttpError, unavailable
@@ -59,7 +60,9 @@ class ServedModel:
 class ServerState:
     options: ServerOptions
     metrics: Metrics
+    slo: SLO = field(default_factory=SLO)
     clock: Clock = field(default_factory=MonotonicClock)
+    ledger: Ledger = field(init=False)
     phase: Phase = Phase.LOADING
     model: ServedModel | None = None
     num_in_flight: int = 0
@@ -72,6 +75,10 @@ class ServerState:
         default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="takt-bulk")
     )
     """The same for what is large, so that a few documents never keep every chat waiting."""
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.clock, self.slo, on_gaps=self.metrics.observe_gaps)
+        self.metrics.watch_ledger(self.ledger)
 
     @property
     def is_ready(self) -> bool:

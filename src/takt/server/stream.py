@@ -66,7 +66,9 @@ class EventStream:
         if connection is not None and scope["http_version"] == "1.0":
             send = connection.without_chunks(send)
         async with abort_on_disconnect(receive, self._generation):
-            writer = _Writer(send, connection, self._max_lag_tokens, self._stamps.written)
+            writer = _Writer(
+                send, connection, self._max_lag_tokens, self._stamps.written, self._stamps.now_ns
+            )
             try:
                 await self._run(writer)
             except TooLateError:
@@ -120,13 +122,16 @@ class _Writer:
         send: Send,
         connection: Connection | None,
         max_lag: int,
-        on_written: Callable[[TokenEvent], None],
+        on_written: Callable[[TokenEvent, int], None],
+        now_ns: Callable[[], int],
     ) -> None:
         self._send = send
         self._connection = connection
         self._max_lag = max_lag
         self._on_written = on_written
-        self._kept: list[tuple[bytes, TokenEvent]] = []
+        self._now_ns = now_ns
+        self._kept: list[tuple[bytes, TokenEvent, int]] = []
+        """Events that wait for the socket, each with the time since when."""
         self._flusher: asyncio.Task[None] | None = None
         self.is_started = False
 
@@ -138,11 +143,11 @@ class _Writer:
         connection = self._connection
         if connection is None or not (connection.is_write_paused or self._flusher is not None):
             await self._send({"type": "http.response.body", "body": payload, "more_body": True})
-            self._on_written(event)
+            self._on_written(event, 0)
             return
         if len(self._kept) >= self._max_lag:
             raise SlowReaderError
-        self._kept.append((payload, event))
+        self._kept.append((payload, event, self._now_ns()))
         if self._flusher is None:  # once it runs, all goes through it: the order holds
             self._flusher = asyncio.create_task(self._flush(connection))
 
@@ -170,8 +175,9 @@ class _Writer:
             kept, self._kept = self._kept, []
             payload = b"".join([item[0] for item in kept])
             await self._send({"type": "http.response.body", "body": payload, "more_body": True})
-            for _, event in kept:
-                self._on_written(event)
+            now_ns = self._now_ns()
+            for _, event, since_ns in kept:
+                self._on_written(event, now_ns - since_ns)
         self._flusher = None
 
 
