@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class TaktError(Exception):
     """Base of every error raised on purpose; its text is fit to be shown as it stands."""
@@ -29,11 +31,24 @@ class InvalidRequestError(TaktError):
 
 
 class OverloadedError(TaktError):
-    """The queue is full; HTTP 429. `retry_after_seconds` is an estimate for the client."""
+    """The queue is full, or targets could not be met; HTTP 429.
 
-    def __init__(self, message: str, *, retry_after_seconds: int = 1) -> None:
+    `retry_after_seconds` is an estimate for the client, `code` the reason, and `details` what a
+    client's program can read of it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_seconds: int = 1,
+        code: str = "rate_limit_exceeded",
+        details: Mapping[str, object] | None = None,
+    ) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.code = code
+        self.details = details
 
 
 class EngineDeadError(TaktError):

@@ -84,4 +84,5 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         clock=clock,
         on_close=model.close,
         step_time=learned,
+        refuses=config.scheduler.admission == "refuse",
     )

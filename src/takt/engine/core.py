@@ -13,9 +13,13 @@ from takt.engine.sizing import EngineSizes
 from takt.errors import InvalidRequestError, InvariantError
 from takt.scheduler.base import Scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
+from takt.scheduler.load_snapshot import LoadSnapshot
 from takt.scheduler.output import FinishedRequest, SchedulerOutput
+from takt.scheduler.pace import PaceScheduler
 from takt.scheduler.request import Request, RequestStatus
 from takt.scheduler.step_time import StepFeatures
+
+_STEPS_PER_LOAD = 64
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class EngineCore:
         clock: Clock,
         on_close: Callable[[], None],
         step_time: LearnedStepTime | None = None,
+        refuses: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -56,6 +61,9 @@ class EngineCore:
         self._reported_gc_ns = 0
         self._was_idle = True
         """There was no work since the step before: what passed since then was no step's time."""
+        self._pace = scheduler if isinstance(scheduler, PaceScheduler) else None
+        self._refuses = refuses
+        self._num_taken = 0
         self._outputs: list[RequestOutput] = []
         """What happened since the last step."""
         self._schedule_starts: list[int] = []
@@ -79,6 +87,7 @@ class EngineCore:
     def add(self, request: AddRequest) -> None:
         """Queues a request; one that can never be served is answered with an error."""
         self._was_idle = self._was_idle or not self.has_work
+        self._num_taken += 1
         try:
             self._scheduler.add(self._rules.resolve(request, self._clock.now_ns()))
         except InvalidRequestError as error:
@@ -125,6 +134,12 @@ class EngineCore:
         stats = self._stats(tokens)
         self._learn(stats)
         return StepResult(outputs, stats)
+
+    def load(self) -> LoadSnapshot | None:
+        """What admission goes by; None where no targets are kept."""
+        if self._pace is None:
+            return None
+        return self._pace.load(self._num_taken, self._clock.now_ns(), with_jobs=self._refuses)
 
     def close(self) -> None:
         """Ends what belongs to the model (threads, memory); the core is of no use afterwards."""
@@ -179,6 +194,9 @@ class EngineCore:
             stats.predicted_p99_ns = round(learned.p99_ns(features))
             learned.observe(features, duration_ns)
         self._scheduler.observe(features, duration_ns, stats.update_end_ns)
+        # A model changes slowly; only refusals need the load of each step.
+        if self._refuses or stats.step_id % _STEPS_PER_LOAD == 0:
+            stats.load = self.load()
 
     def _stats(self, tokens: StepTokens) -> StepStats:
         scheduler, filled = self._scheduler, tokens.filled

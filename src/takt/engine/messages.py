@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from takt.scheduler.load_snapshot import LoadSnapshot
 from takt.types.sampling_params import SamplingParams
 
 
@@ -18,6 +19,9 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     sampling: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    slo_itl_ns: int | None = None
+    """Its own targets; None leaves it to the server's. Likewise for TTFT."""
+    slo_ttft_ns: int | None = None
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
@@ -110,6 +114,8 @@ class StepStats(msgspec.Struct, array_like=True):
     """The same of the engine's thread between the run before and this one."""
     gc_ns: int = 0
     """Garbage collection in the engine's process since the step before."""
+    load: LoadSnapshot | None = None
+    """What admission goes by; not with every step where nobody is refused."""
 
 
 class StepMessage(msgspec.Struct, tag="step"):
@@ -128,6 +134,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     kv_cache_bytes: int
     num_threads: int
     load_seconds: float
+    load: LoadSnapshot | None = None
+    """Of the idle engine, where it keeps targets."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

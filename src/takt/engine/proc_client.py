@@ -17,6 +17,7 @@ import zmq
 from takt.config import EngineConfig
 from takt.engine.child import EngineChild
 from takt.engine.client import EngineState
+from takt.engine.gate import Gate
 from takt.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -35,7 +36,6 @@ from takt.errors import (
     EngineDeadError,
     EngineStartError,
     InvalidRequestError,
-    OverloadedError,
     TaktError,
 )
 
@@ -78,7 +78,7 @@ class ProcessEngineClient:
         self._max_deaths = max_engine_deaths
         self._command = command
         options = config.scheduler
-        self._max_outstanding = options.max_num_seqs + options.max_num_waiting
+        self._gate = Gate(options)
         self._state = EngineState.STARTING
         self._info: EngineReady | None = None
         self._streams = Streams()
@@ -173,12 +173,13 @@ class ProcessEngineClient:
         child = self._child
         if self._state is not EngineState.READY or child is None:
             raise EngineDeadError(_UNAVAILABLE[self._state])
-        self._check_room(request.sampling.n)
+        self._gate.check(request, self._streams.num_choices)
         if request.request_id in self._streams:
             raise ValueError(f"request_id {request.request_id} is in use")
         request = msgspec.structs.replace(request, sampling=with_seed(request.sampling))
         stream = Stream(request, self._loop)
         self._streams.add(stream)
+        self._gate.sent(request)
         child.send(request)
         try:
             while (output := await stream.next()) is not None:
@@ -189,6 +190,7 @@ class ProcessEngineClient:
                     )
                 yield output
         finally:
+            self._gate.ended(request.request_id)
             if not stream.is_complete:
                 self._streams.remove(stream)
                 self._note_idle()
@@ -199,19 +201,12 @@ class ProcessEngineClient:
         if self._child is not None and request_id in self._streams:
             self._child.send(AbortRequests([request_id], choice))
 
-    def _check_room(self, num_choices: int) -> None:
-        outstanding = self._streams.num_choices
-        if outstanding and outstanding + num_choices > self._max_outstanding:
-            raise OverloadedError(
-                f"{outstanding} sequences run or wait and {num_choices} more would exceed "
-                f"{self._max_outstanding} (--max-num-seqs and --max-num-waiting); try again later"
-            )
-
     # -- supervision --------------------------------------------------------------------------
 
     def _launch(self) -> None:
         assert self._directory is not None
         self._epoch += 1
+        self._gate.restart()
         self._exited.clear()
         self._child = EngineChild(
             command=self._command,
@@ -229,6 +224,7 @@ class ProcessEngineClient:
                 self._streams.dispatch(outputs, -1 if stats is None else stats.step_id)
                 self._note_idle()
                 if stats is not None:
+                    self._gate.take(stats.load)
                     self._deaths_in_a_row = 0
                     if self._on_step is not None:
                         self._on_step(stats)
@@ -237,6 +233,7 @@ class ProcessEngineClient:
                     self._on_progress(stage, done, total)
             case EngineReady():
                 self._info = event
+                self._gate.take(event.load)
                 if self._state in (EngineState.STARTING, EngineState.RESTARTING):
                     self._state = EngineState.READY
                 if not self._started.done():

@@ -182,6 +182,7 @@ def _serve(
             kv_cache_bytes=sizes.kv_cache_bytes,
             num_threads=core.num_threads,
             load_seconds=time.monotonic() - started,
+            load=core.load(),
         )
     )
     try:

@@ -12,6 +12,7 @@ from takt.engine.messages import AddRequest
 from takt.engine.sizing import MAX_BIASES_PER_ROW
 from takt.errors import InvalidRequestError
 from takt.scheduler.request import Request
+from takt.scheduler.slo import SLO
 from takt.types.sampling_params import SamplingParams
 
 
@@ -91,6 +92,7 @@ class RequestRules:
             stop_token_ids=self.stop_token_ids(sampling),
             arrival_ns=arrival_ns,
             priority=request.priority,
+            slo=SLO(request.slo_itl_ns, request.slo_ttft_ns),
             cache_salt=request.cache_salt,
         )
 

@@ -7,9 +7,9 @@ from takt.errors import ConfigError, InvariantError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.fcfs import FCFSScheduler
+from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.limits import SchedulerLimits
 from takt.scheduler.pace import PaceScheduler
-from takt.scheduler.prefill_budget import StepPredictor
 from takt.scheduler.priority import PriorityScheduler
 from takt.scheduler.slo import SLO
 
@@ -27,7 +27,7 @@ def create_scheduler(
     *,
     max_num_rows: int | None = None,
     max_steps_in_flight: int = 1,
-    predictor: StepPredictor | None = None,
+    predictor: LearnedStepTime | None = None,
 ) -> Scheduler:
     """A scheduler over the pool `kv`; raises `ConfigError` for an unknown policy or small limits.
 

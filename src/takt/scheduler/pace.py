@@ -8,8 +8,10 @@ from takt.errors import InvalidRequestError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.batch_peak import fits_at_peak
+from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.limits import SchedulerLimits
-from takt.scheduler.prefill_budget import StepPredictor, largest_chunk, with_chunk
+from takt.scheduler.load_snapshot import Job, LoadSnapshot
+from takt.scheduler.prefill_budget import largest_chunk, with_chunk
 from takt.scheduler.request import Request, RequestStatus
 from takt.scheduler.slo import SLO
 from takt.scheduler.step_builder import StepBuilder
@@ -34,8 +36,25 @@ RELEGATION = 4
 be in time, and none that comes later passes it."""
 
 _MAX_PRIORITY = 100
+_MAX_JOBS = 256
+"""Waiting prompts that a snapshot lists; a forecast beyond so many refuses in any case."""
+_SHARE_GAIN = 0.02
 _NO_TTFT_NS = 1_000_000_000
 """Stands in for a target of TTFT where there is none."""
+
+
+def deadline_order(
+    arrival_ns: int,
+    ttft_ns: int | None,
+    priority: int,
+    num_prompt_tokens: int,
+    prefill_token_ns: float,
+) -> int:
+    """A request's place among prompts, in nanoseconds; smaller goes first."""
+    target_ns = ttft_ns or _NO_TTFT_NS
+    level = min(max(priority, -_MAX_PRIORITY), _MAX_PRIORITY)
+    work_ns = WORK_WEIGHT * prefill_token_ns * num_prompt_tokens
+    return arrival_ns + target_ns * (1 + level) + round(work_ns)
 
 
 class PaceScheduler(Scheduler):
@@ -54,12 +73,13 @@ class PaceScheduler(Scheduler):
         kv: KVCacheManager,
         *,
         reserves_output: bool,
-        predictor: StepPredictor,
+        predictor: LearnedStepTime,
         slo: SLO,
     ) -> None:
         super().__init__(limits, kv, reserves_output=reserves_output)
         self._predictor = predictor
         self._slo = slo
+        self._output_share = 1.0
         chunk = min(256, limits.max_num_batched_tokens)
         one = StepFeatures(0, chunk, chunk, chunk * chunk // 2)
         self._prefill_token_ns = predictor.predict_ns(one) / chunk
@@ -73,10 +93,14 @@ class PaceScheduler(Scheduler):
 
     # -- policy -------------------------------------------------------------------------------
     def policy_key(self, request: Request) -> tuple[int, ...]:
-        ttft_ns = self._ttft_ns(request)
-        priority = min(max(request.priority, -_MAX_PRIORITY), _MAX_PRIORITY)
-        work_ns = WORK_WEIGHT * self._prefill_token_ns * request.num_prompt_tokens
-        return (request.arrival_ns + ttft_ns * (1 + priority) + round(work_ns),)
+        order = deadline_order(
+            request.arrival_ns,
+            self._ttft_ns(request),
+            request.priority,
+            request.num_prompt_tokens,
+            self._prefill_token_ns,
+        )
+        return (order,)
 
     def may_displace(self, waiting: Request, running: Request) -> bool:
         return False
@@ -93,6 +117,47 @@ class PaceScheduler(Scheduler):
     def observe(self, features: StepFeatures, duration_ns: int, end_ns: int) -> None:
         self._last_end_ns = end_ns
         self._num_unobserved = max(0, self._num_unobserved - 1)
+
+    def load(self, num_taken: int, end_ns: int, *, with_jobs: bool) -> LoadSnapshot:
+        """The load as it stands between two steps; `with_jobs` lists the prompts one by one."""
+        model = self._predictor
+        decodes = [r for r in self._running if r.num_output_tokens > 0]
+        prompts = [r for r in self._running if r.num_output_tokens == 0] if with_jobs else []
+        if with_jobs:
+            prompts += self._waiting.first(_MAX_JOBS)
+            prompts.sort(key=lambda r: r.order_key)
+        error = model.error
+        return LoadSnapshot(
+            num_taken=num_taken,
+            end_ns=end_ns,
+            is_idle=not self.has_work,
+            num_decode_seqs=len(decodes),
+            num_kv_tokens=sum([len(r.token_ids) for r in decodes]),
+            num_left_tokens=sum([r.max_computed_tokens + 1 - len(r.token_ids) for r in decodes]),
+            num_free_seats=self._limits.max_num_seqs - self._num_seats_taken,
+            num_free_kv_tokens=self._reservation.num_free_tokens,
+            max_num_batched_tokens=self._limits.max_num_batched_tokens,
+            tightest_itl_ns=min(self._targets, default=None),
+            output_share=self._output_share,
+            prefill_token_ns=self._prefill_token_ns,
+            jobs=[self._job(request) for request in prompts],
+            pieces=model.pieces,
+            ratios=model.ratios,
+            mean_error=error.mean_absolute,
+            covered=error.covered,
+        )
+
+    def _job(self, request: Request) -> Job:
+        ttft_ns = request.slo.ttft_ns or self._slo.ttft_ns
+        return Job(
+            order_ns=request.order_key[0],
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            num_seqs=1 + len(request.pending_choices),
+            max_tokens=max(request.max_tokens, 1),
+            itl_ns=self._itl_ns(request),
+            deadline_ns=None if ttft_ns is None else request.arrival_ns + ttft_ns,
+        )
 
     # -- one step -----------------------------------------------------------------------------
     def _schedule_prompts(self, step: StepBuilder, prefills: list[Request], now_ns: int) -> None:
@@ -212,6 +277,12 @@ class PaceScheduler(Scheduler):
 
     def _itl_ns(self, request: Request) -> int | None:
         return self._slo.itl_ns if request.slo.itl_ns is None else request.slo.itl_ns
+
+    def _end(self, request: Request) -> None:
+        if request.num_output_tokens > 0:
+            share = request.num_output_tokens / request.max_tokens
+            self._output_share += _SHARE_GAIN * (share - self._output_share)
+        super()._end(request)
 
     def _insert_running(self, request: Request) -> None:
         super()._insert_running(request)

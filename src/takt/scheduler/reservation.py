@@ -121,6 +121,13 @@ class KVReservation:
         """Ends a request's share once its blocks are back in the pool."""
         self._release(self._shares.pop(request))
 
+    @property
+    def num_free_tokens(self) -> int:
+        """Tokens of KV that are neither used nor reserved, of the scarcest group."""
+        free = [self._num_available(g) for g in self._full]
+        free += [self._kv.pools[g].num_blocks - self._window_blocks[g] for g in self._windows]
+        return max(0, min(free)) * self._kv.block_size
+
     # -- internals ----------------------------------------------------------------------------
     def _num_available(self, group: int) -> int:
         kv = self._kv

@@ -32,6 +32,11 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return None
 
+    def first(self, count: int) -> list[Request]:
+        """Up to `count` of those that wait, in order; looks at all of them."""
+        front = heapq.nsmallest(count + len(self._discarded), self._heap)
+        return [entry[1] for entry in front if entry[1] not in self._discarded][:count]
+
     def pop(self) -> None:
         """Takes off the request that `peek` returned."""
         heapq.heappop(self._heap)

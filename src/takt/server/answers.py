@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from takt.errors import InvalidRequestError
+from takt.scheduler.slo import NO_SLO, SLO
 from takt.server.body import parse_json_object, read_body
 from takt.server.errors import TooLateError, unavailable
 from takt.server.fields import UnknownField, read_fields, refuse_unknown
@@ -111,6 +112,7 @@ def prepare(
         request_id=request_id,
         priority=fields.priority,
         cache_salt=fields.cache_salt,
+        slo=_targets(fields, model),
     )
 
 
@@ -213,6 +215,19 @@ def _check_choices(fields: GenerationRequest, num_prompts: int, model: ServedMod
             "--scheduling-policy priority",
             param="priority",
         )
+
+
+def _targets(fields: GenerationRequest, model: ServedModel) -> SLO:
+    if fields.slo is None:
+        return NO_SLO
+    slo = fields.slo.as_slo()
+    if slo.is_given and not model.keeps_targets:
+        raise InvalidRequestError(
+            "slo: this server does not plan its steps by time; start it with --slo-itl-p99-ms or "
+            "--scheduling-policy pace",
+            param="slo",
+        )
+    return slo
 
 
 def _check_pool(

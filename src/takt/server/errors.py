@@ -25,6 +25,7 @@ class HttpError(TaktError):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -32,6 +33,7 @@ class HttpError(TaktError):
         self.param = param
         self.code = code
         self.headers = dict(headers or {})
+        self.details = details
 
 
 class TooLateError(Exception):
@@ -49,8 +51,9 @@ def to_http_error(error: Exception) -> HttpError:
             429,
             str(error),
             type="rate_limit_error",
-            code="rate_limit_exceeded",
+            code=error.code,
             headers={"Retry-After": str(error.retry_after_seconds)},
+            details=error.details,
         )
     if isinstance(error, EngineDeadError):
         return unavailable(str(error))
@@ -71,16 +74,15 @@ def error_body(error: HttpError) -> bytes:
     message = str(error)
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[: MAX_MESSAGE_CHARS - 3] + "..."
-    return msgspec.json.encode(
-        {
-            "error": {
-                "message": message,
-                "type": error.type,
-                "param": error.param,
-                "code": error.code,
-            }
-        }
-    )
+    content: dict[str, object] = {
+        "message": message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.details is not None:
+        content["details"] = error.details
+    return msgspec.json.encode({"error": content})
 
 
 def error_response(error: HttpError) -> Response:

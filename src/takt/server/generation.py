@@ -13,6 +13,7 @@ from takt.engine.messages import AddRequest, RequestOutput, TokenLogprob
 from takt.engine.text import TextStream, stop_strings
 from takt.errors import EngineDeadError, InvalidRequestError
 from takt.loading.base import Tokenizer
+from takt.scheduler.slo import NO_SLO, SLO
 from takt.server.errors import HttpError, TooLateError
 from takt.server.prompts import Prompt
 from takt.types.sampling_params import SamplingParams
@@ -83,11 +84,13 @@ class Generation:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        slo: SLO = NO_SLO,
     ) -> None:
         self._engine = engine
         self._sampling = sampling
         self._priority = priority
         self._cache_salt = cache_salt
+        self._slo = slo
         self._eos_token_ids = tokenizer.eos_token_ids
         self.request_id = request_id
         self._gone = False
@@ -149,6 +152,8 @@ class Generation:
                     sampling=run.sampling,
                     priority=self._priority,
                     cache_salt=self._cache_salt,
+                    slo_itl_ns=self._slo.itl_ns,
+                    slo_ttft_ns=self._slo.ttft_ns,
                 )
             )
             for run in self.runs

@@ -98,6 +98,7 @@ def served_model(
         default_max_tokens=engine.scheduler.default_max_tokens,
         max_outstanding=engine.scheduler.max_num_seqs + engine.scheduler.max_num_waiting,
         has_priorities=engine.scheduler.policy != "fcfs",
+        keeps_targets=engine.scheduler.policy == "pace",
         max_token_chars=text_side.max_token_chars,
     )
 

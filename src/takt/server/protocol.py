@@ -10,6 +10,7 @@ import msgspec
 
 from takt.engine.sizing import MAX_BIASES_PER_ROW
 from takt.errors import InvalidRequestError
+from takt.scheduler.slo import SLO, is_target_ms
 from takt.types.sampling_params import MAX_SEED, SamplingParams
 
 MAX_CHOICES = 128
@@ -32,6 +33,22 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool = False
     include_obfuscation: bool = False
     """Accepted: padding against traffic analysis, which changes no answer."""
+
+
+class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a request asks for itself, in milliseconds: P99 of its gaps, and its first token."""
+
+    itl_ms: float | None = None
+    ttft_ms: float | None = None
+
+    def as_slo(self) -> SLO:
+        for name, value in (("itl_ms", self.itl_ms), ("ttft_ms", self.ttft_ms)):
+            if value is not None and not is_target_ms(value):
+                raise InvalidRequestError(
+                    f"slo.{name} must be a number of milliseconds above 0, got {value:g}",
+                    param=f"slo.{name}",
+                )
+        return SLO.from_ms(self.itl_ms, self.ttft_ms)
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +78,8 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Int | None = None
     priority: Int = 0
     cache_salt: str = ""
+    # Ours.
+    slo: Targets | None = None
 
     prompt_field: ClassVar[str] = "prompt"
     """What the request calls its prompt."""

@@ -48,6 +48,8 @@ class ServedModel:
     """Sequences that may run and wait at a time."""
     has_priorities: bool
     """Whether the scheduling policy looks at them."""
+    keeps_targets: bool
+    """Whether a request may bring targets of its own."""
     max_token_chars: int
     """Characters of the longest token: a bound on what a text may become."""
 

@@ -7,10 +7,10 @@ from array import array
 from takt.errors import InvalidRequestError
 from takt.plan.errors import PlanInputError
 from takt.plan.simulate.arrivals import Arrival
+from takt.plan.simulate.contract import LaneContract
 from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers
 from takt.scheduler.base import Scheduler
-from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.output import SampledToken, SchedulerOutput
 from takt.scheduler.request import Request
 from takt.scheduler.step_time import StepFeatures
@@ -33,7 +33,7 @@ class Lane:
         stage_free_ns: list[float],
         transfers: KVTransfers | None,
         window_ns: tuple[int, int],
-        learned: LearnedStepTime | None = None,
+        contract: LaneContract,
     ) -> None:
         self._scheduler = scheduler
         self._predict_ns = duration.predict_ns
@@ -41,7 +41,7 @@ class Lane:
         self._transfers = transfers if transfers and not transfers.is_async else None
         self._outgoing_ns = 0.0
         self._window = window_ns
-        self._learned = learned
+        self.contract = contract
         self._sampling = SamplingParams()
         self._prompts: dict[int, list[int]] = {}
         self._index_of: dict[Request, int] = {}
@@ -73,6 +73,8 @@ class Lane:
             arrival_ns=arrival.time_ns,
             slo=arrival.slo,
         )
+        if not self.contract.lets_in(index, request):
+            return
         try:
             self._scheduler.add(request)
         except InvalidRequestError as error:
@@ -97,8 +99,7 @@ class Lane:
         self._stamp(output, end)
         self._update(output, end)
         scheduler.observe(features, int(end - now_ns), int(end))
-        if self._learned is not None:
-            self._learned.observe(features, end - now_ns)
+        self.contract.end_step(scheduler, features, end - now_ns, int(end))
         self.num_steps += 1
         self.num_preemptions += len(output.preempted)
         start, stop = self._window
@@ -138,6 +139,10 @@ class Lane:
         if num_decodes and measures:
             self.gaps_ns.append(end - self._last_end)
             self.gap_counts.append(num_decodes)
+        if num_decodes and self.contract.is_late(end - self._last_end):
+            for item in output.scheduled[:num_decodes]:
+                index = self._index_of[item.request]
+                self.contract.note_gap(index, item.request, end - self._last_end)
         for item in output.scheduled[num_decodes:]:
             if not item.samples:
                 continue

@@ -32,6 +32,12 @@ class SimulationResult:
     busy_share: float
     num_preemptions: int
     peak_kv_share: float
+    num_refused: int
+    """Requests after the warm-up that were not let in; no other figure counts them."""
+    num_met: int
+    """Those whose first token was in time, and at most one in a hundred of whose gaps was not."""
+    served: npt.NDArray[np.intp]
+    """`[num_requests]`, the place of each among the arrivals."""
 
     @property
     def num_requests(self) -> int:

@@ -14,6 +14,7 @@ from takt.kvcache.manager import KVCacheManager
 from takt.kvcache.sizing import blocks_for_tokens
 from takt.plan.errors import PlanInputError, require_whole
 from takt.plan.simulate.arrivals import Arrival
+from takt.plan.simulate.contract import LaneContract
 from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers, ready_times_ns
 from takt.plan.simulate.lane import Lane
@@ -46,6 +47,8 @@ class SimulatedServer:
     kv_reservation: str = "full"
     transfers: KVTransfers | None = None
     slo: SLO = NO_SLO
+    admission: str = "queue"
+    """Or refuse, which needs targets: who would miss them is not served."""
     step_time: StepTimeModel | None = None
     """What pace believes at first; learned from the durations of calibration steps if None."""
 
@@ -95,6 +98,7 @@ def _make_lanes(
         max_num_batched_tokens=max(server.max_num_batched_tokens, max_num_seqs),
         slo_itl_p99_ms=_ms(server.slo.itl_ns),
         slo_ttft_p99_ms=_ms(server.slo.ttft_ns),
+        admission=server.admission,
     )
     cache = CacheOptions(
         block_size=server.block_size,
@@ -109,8 +113,9 @@ def _make_lanes(
         )
         learned = _learned(server, options, longest + 1) if options.models_time else None
         scheduler = create_scheduler(options, cache, kv, longest + 1, predictor=learned)
+        contract = LaneContract(server.slo, learned, refuses=server.admission == "refuse")
         lanes.append(
-            Lane(scheduler, server.duration, stage_free_ns, server.transfers, window, learned)
+            Lane(scheduler, server.duration, stage_free_ns, server.transfers, window, contract)
         )
     return lanes
 
@@ -162,8 +167,13 @@ def _collect(
             into[list(times.keys())] = list(times.values())
     arrived = np.array([a.time_ns for a in arrivals], dtype=np.float64)
     outputs = np.array([a.num_output_tokens for a in arrivals], dtype=np.float64)
-    spread = (last_ns - first_ns)[first:]
-    num_gaps = outputs[first:] - 1
+    refused = {index for lane in lanes for index in lane.contract.refused}
+    is_served = np.array([index not in refused for index in range(len(arrivals))])
+    outputs[~is_served] = 0.0
+    served = np.flatnonzero(is_served[first:]) + first
+    met = [lane.contract.count_met(arrivals, first, first_ns) for lane in lanes]
+    spread = (last_ns - first_ns)[served]
+    num_gaps = outputs[served] - 1
     span_ns = min(window[1], int(last_ns.max())) - window[0]
     gaps = array("d")
     counts = array("d")
@@ -171,8 +181,8 @@ def _collect(
         gaps.extend(lane.gaps_ns)
         counts.extend(lane.gap_counts)
     return SimulationResult(
-        ttft_s=(first_ns - arrived)[first:] / 1e9,
-        e2e_s=(last_ns - arrived)[first:] / 1e9,
+        ttft_s=(first_ns - arrived)[served] / 1e9,
+        e2e_s=(last_ns - arrived)[served] / 1e9,
         tpot_s=(spread[num_gaps > 0] / num_gaps[num_gaps > 0]) / 1e9,
         gaps_s=np.array(gaps, dtype=np.float64) / 1e9,
         gap_counts=np.array(counts, dtype=np.float64),
@@ -183,4 +193,7 @@ def _collect(
         busy_share=sum(lane.busy_ns for lane in lanes) / len(lanes) / span_ns,
         num_preemptions=sum(lane.num_preemptions for lane in lanes),
         peak_kv_share=max(lane.peak_kv_share for lane in lanes),
+        num_refused=sum(index >= first for index in refused),
+        num_met=sum(met),
+        served=served,
     )

@@ -1,0 +1,207 @@
+"""Who is let in: decided from the snapshot of the last step, without asking the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from takt.errors import InvalidRequestError
+from takt.scheduler.forecast import ITL_AT_PEAK, PROMISES, Fluid, Forecast
+from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
+from takt.scheduler.pace import HEADROOM, deadline_order
+from takt.scheduler.prefill_budget import with_chunk
+from takt.scheduler.slo import NS_PER_MS, SLO
+from takt.scheduler.step_time import StepFeatures
+
+CONFIDENCE = 0.85
+"""Share of a TTFT target that a predicted time may take: the forecast is of the mean."""
+
+_MAX_ELAPSED_NS = 500_000_000
+"""Time since the last step that is taken as progress; an engine may also be held up."""
+
+UNATTAINABLE = "slo_unattainable"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as admission sees it."""
+
+    request_id: str
+    num_prompt_tokens: int
+    max_tokens: int
+    num_seqs: int
+    priority: int
+    slo: SLO
+    """Its own targets, without the server's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    reason: str
+    ttft_ms: float
+    itl_ms: float
+    target: SLO
+    retry_after_seconds: int
+
+    @property
+    def attainable_ttft_ms(self) -> int:
+        """A target of TTFT with which the request would have been let in."""
+        return math.ceil(self.ttft_ms / CONFIDENCE) + 1
+
+    @property
+    def attainable_itl_ms(self) -> float:
+        """A target of ITL that its streams, and those that run, would keep at their peak."""
+        own_ms = 0.0 if self.target.itl_ns is None else self.target.itl_ns / NS_PER_MS
+        return max(own_ms, math.ceil(self.itl_ms / HEADROOM * 10) / 10)
+
+
+class Admission:
+    """Keeps the newest snapshot, and what was let in since it was taken.
+
+    `refuses` False lets everybody wait, and only what could never be met is an error.
+    """
+
+    def __init__(self, slo: SLO, *, refuses: bool) -> None:
+        self._slo = slo
+        self._refuses = refuses
+        self.snapshot: LoadSnapshot | None = None
+        self._num_sent = 0
+        self._under_way: dict[str, tuple[int, Job]] = {}
+
+    def restart(self) -> None:
+        """A new engine starts: nothing is known of it and nothing was sent to it."""
+        self.snapshot = None
+        self._num_sent = 0
+        self._under_way.clear()
+
+    def take(self, snapshot: LoadSnapshot) -> None:
+        """The engine has made a step, and knows of all requests it has taken by then."""
+        self.snapshot = snapshot
+        taken = snapshot.num_taken
+        for name in [n for n, (number, _) in self._under_way.items() if number <= taken]:
+            del self._under_way[name]
+
+    def check(self, ask: Ask, now_ns: int) -> Refusal | None:
+        """Why a request is not let in, or None.
+
+        Raises `InvalidRequestError` for a target that even an idle server could not meet.
+        """
+        snapshot = self.snapshot
+        if snapshot is None:
+            return None
+        target = ask.slo.within(self._slo)
+        if ask.slo.is_given or self._refuses:
+            check_attainable(ask, target, snapshot, self._refuses)
+        if not self._refuses or not target.is_given:
+            return None
+        own = self._job(ask, target, snapshot, now_ns)
+        jobs = self._jobs(snapshot)
+        ahead = [job for job in jobs if job.order_ns <= own.order_ns]
+        behind = jobs[len(ahead) :]
+        fluid = Fluid(snapshot)
+        found = fluid.forecast(ahead, own)
+        elapsed = min(now_ns - snapshot.end_ns, _MAX_ELAPSED_NS)
+        if snapshot.is_idle:
+            elapsed = 0
+        refusal = _judge(found, target, max(found.ttft_ns - elapsed, 0.0))
+        if refusal is None and (late_ns := fluid.lateness_ns(behind, snapshot.end_ns)) > 0:
+            # Whom it would make late has been promised a time; who would be late anyhow has not.
+            late_ns -= _lateness_without(snapshot, ahead, behind)
+            if late_ns > 0:
+                refusal = _refusal(PROMISES, found, target, found.ttft_ns - elapsed, late_ns)
+        return refusal
+
+    def sent(self, ask: Ask, now_ns: int) -> None:
+        """A request goes to the engine; until a snapshot knows of it, it counts here."""
+        self._num_sent += 1
+        if self.snapshot is not None and self._refuses:
+            job = self._job(ask, ask.slo.within(self._slo), self.snapshot, now_ns)
+            self._under_way[ask.request_id] = (self._num_sent, job)
+
+    def ended(self, request_id: str) -> None:
+        self._under_way.pop(request_id, None)
+
+    def _job(self, ask: Ask, target: SLO, snapshot: LoadSnapshot, now_ns: int) -> Job:
+        return Job(
+            order_ns=deadline_order(
+                now_ns,
+                target.ttft_ns,
+                ask.priority,
+                ask.num_prompt_tokens,
+                snapshot.prefill_token_ns,
+            ),
+            num_prompt_tokens=ask.num_prompt_tokens,
+            num_computed_tokens=0,
+            num_seqs=ask.num_seqs,
+            max_tokens=max(ask.max_tokens, 1),
+            itl_ns=target.itl_ns,
+            deadline_ns=None if target.ttft_ns is None else now_ns + target.ttft_ns,
+        )
+
+    def _jobs(self, snapshot: LoadSnapshot) -> list[Job]:
+        """Prompts that the engine has, and those on the way to it, in order."""
+        jobs: Iterable[Job] = (*snapshot.jobs, *(job for _, job in self._under_way.values()))
+        return sorted(jobs, key=lambda job: job.order_ns)
+
+
+def check_attainable(ask: Ask, target: SLO, snapshot: LoadSnapshot, refuses: bool) -> None:
+    """Raises `InvalidRequestError` for a target below what the request takes on an idle server.
+
+    A server's own targets count only where it `refuses`: it would do so again and again.
+    """
+    ttft_ms, itl_ms = alone_ms(ask, snapshot)
+    for name, own_ns, target_ns, best_ms in (
+        ("itl_ms", ask.slo.itl_ns, target.itl_ns, itl_ms),
+        ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns, ttft_ms),
+    ):
+        if target_ns is None or (own_ns is None and not refuses):
+            continue
+        asked_ms = target_ns / NS_PER_MS
+        if asked_ms < best_ms:
+            whose = f"slo.{name} is" if own_ns is not None else f"this server's {name} is"
+            raise InvalidRequestError(
+                f"{whose} {asked_ms:g}, and this request would take {best_ms:.2f} ms even alone "
+                f"on the server: give slo.{name} of at least {math.ceil(best_ms * 10) / 10:g}",
+                param=f"slo.{name}",
+                code=UNATTAINABLE,
+            )
+
+
+def alone_ms(ask: Ask, snapshot: LoadSnapshot) -> tuple[float, float]:
+    """P99 of TTFT and of the longest gap of a request that has the server to itself."""
+    model = SnapshotModel(snapshot)
+    ttft_ns, start = 0.0, 0
+    nothing = StepFeatures(0, 0, 0, 0)
+    while start < ask.num_prompt_tokens:
+        chunk = min(ask.num_prompt_tokens - start, snapshot.max_num_batched_tokens)
+        ttft_ns += model.p99_ns(with_chunk(nothing, start, chunk))
+        start += chunk
+    num_kv = ask.num_seqs * (ask.num_prompt_tokens + ask.max_tokens)
+    itl_ns = model.p99_ns(StepFeatures(ask.num_seqs, 0, num_kv, num_kv))
+    return ttft_ns / NS_PER_MS, itl_ns / NS_PER_MS
+
+
+def _judge(found: Forecast, target: SLO, ttft_ns: float) -> Refusal | None:
+    reason, late_ns = found.reason, 0.0
+    if target.ttft_ns is not None:
+        late_ns = ttft_ns - CONFIDENCE * target.ttft_ns
+    elif found.waits_for_itl:
+        reason, late_ns = ITL_AT_PEAK, ttft_ns
+    return _refusal(reason, found, target, ttft_ns, late_ns) if late_ns > 0 else None
+
+
+def _refusal(reason: str, found: Forecast, target: SLO, ttft_ns: float, late_ns: float) -> Refusal:
+    return Refusal(
+        reason=reason,
+        ttft_ms=max(ttft_ns, 0.0) / NS_PER_MS,
+        itl_ms=found.itl_ns / NS_PER_MS,
+        target=target,
+        retry_after_seconds=max(1, math.ceil(late_ns / 1e9)),
+    )
+
+
+def _lateness_without(snapshot: LoadSnapshot, ahead: list[Job], behind: list[Job]) -> float:
+    fluid = Fluid(snapshot)
+    fluid.run(ahead)
+    return fluid.lateness_ns(behind, snapshot.end_ns)

@@ -1,0 +1,78 @@
+"""What a step leaves for whoever decides on new requests, and the model that goes with it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from takt.scheduler.learned_step_time import kind_of
+from takt.scheduler.step_time import StepCoefficients, StepFeatures
+
+
+class Job(msgspec.Struct, frozen=True, array_like=True):
+    """A request as far as its prompt is not computed."""
+
+    order_ns: int
+    """Its place: smaller goes first."""
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_seqs: int
+    """Choices, each a sequence of its own once the prompt is computed."""
+    max_tokens: int
+    """Of output, for each sequence."""
+    itl_ns: int | None
+    """Its target, the server's included."""
+    deadline_ns: int | None
+    """When its first token is due; None if none was promised, or it is late already."""
+
+    @property
+    def num_final_tokens(self) -> int:
+        """KV that it may come to hold."""
+        return self.num_prompt_tokens + self.num_seqs * self.max_tokens
+
+
+class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """The engine's load after a step; times on its monotonic clock, which the host shares."""
+
+    num_taken: int
+    """Requests that the engine has taken since it started, refused ones included."""
+    end_ns: int
+    is_idle: bool
+    num_decode_seqs: int
+    num_kv_tokens: int
+    """Context of the sequences that decode."""
+    num_left_tokens: int
+    """Output that they may still bring."""
+    num_free_seats: int
+    num_free_kv_tokens: int
+    """Neither used nor reserved."""
+    max_num_batched_tokens: int
+    tightest_itl_ns: int | None
+    """Least target of the sequences that run."""
+    output_share: float
+    """Output of requests that ended lately, as a share of what they might have had."""
+    prefill_token_ns: float
+    jobs: list[Job]
+    """Prompts that run or wait, in order; empty where nobody is refused."""
+    pieces: tuple[tuple[float, ...], tuple[float, ...]]
+    """Coefficients of the step-time model."""
+    ratios: tuple[float, ...]
+    """P99 over prediction, by the kind of step."""
+    mean_error: float
+    covered: float
+    """Share of the last steps within their predicted P99."""
+
+
+class SnapshotModel:
+    """The step-time model as the snapshot has it."""
+
+    def __init__(self, snapshot: LoadSnapshot) -> None:
+        first, second = snapshot.pieces
+        self._first = StepCoefficients(*first)
+        self._second = StepCoefficients(*second)
+        self._ratios = snapshot.ratios
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        return max(self._first.predict_ns(features), self._second.predict_ns(features))
+
+    def p99_ns(self, features: StepFeatures) -> float:
+        return self.predict_ns(features) * self._ratios[kind_of(features)]
