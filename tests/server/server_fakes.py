@@ -228,6 +228,7 @@ class FakeServer:
             default_max_tokens=32,
             max_outstanding=4096,
             has_priorities=True,
+            keeps_targets=True,
             max_token_chars=longest_token_chars(self.tokenizer),
         )
         self._http = make_http_server(build_app(self.state), self.options)

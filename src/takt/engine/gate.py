@@ -33,6 +33,7 @@ class Gate:
             raise OverloadedError(
                 f"{num_outstanding} sequences run or wait and {num_choices} more would exceed "
                 f"{self._max_outstanding} (--max-num-seqs and --max-num-waiting); try again later",
+                code=QUEUE_FULL,
                 details={"reason": QUEUE_FULL},
             )
         if self._admission is None:

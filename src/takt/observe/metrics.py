@@ -23,6 +23,16 @@ LATENCY_BUCKETS_SECONDS = tuple(0.00025 * 2**i for i in range(20))
 TOKEN_BUCKETS = tuple(2**i for i in range(18))
 
 
+class ModelError(Protocol):
+    """What the step-time model says about itself."""
+
+    @property
+    def mean_error(self) -> float: ...
+
+    @property
+    def covered(self) -> float: ...
+
+
 class StepStats(Protocol):
     """What the metrics read of one step's record; times are of one monotonic clock."""
 
@@ -40,6 +50,9 @@ class StepStats(Protocol):
     num_preempted: int
     queue_times_ns: list[int]
     num_redone_tiles: int
+
+    @property
+    def load(self) -> ModelError | None: ...
 
 
 class Histogram(Collector):
@@ -168,9 +181,23 @@ class Metrics:
         )
         for reason in ("stop", "length", "abort", "error"):
             self._success.labels(*self._labels.values(), reason)
+        self._refused = Counter(
+            "takt_requests_refused",
+            "Requests answered 429, by reason.",
+            [*self._labels, "reason"],
+            registry=self.registry,
+        )
 
     def _make_gauges(self) -> None:
         g = self._gauge
+        self._model_error = g(
+            "step_time_prediction_error_ratio",
+            "Mean of |measured / predicted - 1| over the last steps, each predicted before it ran.",
+        )
+        self._model_covered = g(
+            "step_time_prediction_p99_covered_ratio",
+            "Share of the last steps within their predicted P99.",
+        )
         self._running = g("num_requests_running", "Sequences in the running batch.")
         self._waiting = g("num_requests_waiting", "Requests that wait.")
         self._in_flight = g("http_requests_in_flight", "HTTP requests being answered.")
@@ -197,6 +224,9 @@ class Metrics:
         ):
             if amount:
                 counter.inc(amount)
+        if stats.load is not None:
+            self._model_error.set(stats.load.mean_error)
+            self._model_covered.set(stats.load.covered)
         self._running.set(stats.num_running)
         self._waiting.set(stats.num_waiting)
         self._waiting_capacity.set(stats.num_waiting_for_capacity)
@@ -210,6 +240,10 @@ class Metrics:
     def observe_gaps(self, gaps_ns: npt.NDArray[np.int64]) -> None:
         """int64 `[num_gaps]`."""
         self._itl.observe_many(gaps_ns / NS_PER_SECOND)
+
+    def observe_refusal(self, reason: str) -> None:
+        """A request was not let in."""
+        self._refused.labels(*self._labels.values(), reason).inc()
 
     def observe_choice(
         self, *, num_tokens: int, first_ns: int, last_ns: int, largest_gap_ns: int, reason: str

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from takt.errors import TaktError
+from takt.errors import OverloadedError, TaktError
 from takt.server import info
 from takt.server.chat_completions import create_chat_completion
 from takt.server.completions import create_completion
@@ -62,7 +62,7 @@ def build_app(state: ServerState) -> ASGIApp:
         routes=[_route(method, path, handler, state) for method, path, handler in _ROUTES],
         middleware=middleware,
         exception_handlers={
-            TaktError: _on_takt_error,
+            TaktError: _takt_error_handler(state),
             TooLateError: _on_too_late,
             HTTPException: _on_http_exception,
         },
@@ -76,8 +76,15 @@ def _route(method: str, path: str, handler: Handler, state: ServerState) -> Rout
     return Route(path, endpoint, methods=[method])
 
 
-async def _on_takt_error(request: Request, error: Exception) -> Response:
-    return error_response(to_http_error(error))
+def _takt_error_handler(
+    state: ServerState,
+) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def on_takt_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, OverloadedError):
+            state.metrics.observe_refusal(error.code)
+        return error_response(to_http_error(error))
+
+    return on_takt_error
 
 
 async def _on_too_late(request: Request, error: Exception) -> Response:

@@ -1,0 +1,245 @@
+"""Who is let in, from the snapshots of a real scheduler on a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from takt.clock import ManualClock
+from takt.config import CacheOptions, SchedulerOptions
+from takt.engine.gate import Gate
+from takt.engine.messages import AddRequest
+from takt.errors import InvalidRequestError, OverloadedError
+from takt.kvcache.manager import KVCacheManager
+from takt.scheduler.create import create_scheduler
+from takt.scheduler.learned_step_time import LearnedStepTime
+from takt.scheduler.output import SampledToken
+from takt.scheduler.pace import PaceScheduler
+from takt.scheduler.request import Request
+from takt.scheduler.slo import SLO
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
+from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
+from takt.types.sampling_params import SamplingParams
+
+MS = 1_000_000
+MODEL = StepTimeModel(
+    (StepCoefficients(3e6, 4e4, 0, 0, 0), StepCoefficients(5e5, 4e5, 4e5, 0, 0)),
+    residual_ratios=(1.0,) * 200,
+)
+
+
+class Served:
+    """An engine's scheduler and the gate in front of it."""
+
+    def __init__(self, *, num_kv_tokens: int = 40_000, **options: object) -> None:
+        self.options = SchedulerOptions(
+            **{"max_num_seqs": 32, "admission": "refuse", **options}  # type: ignore[arg-type]
+        )
+        spec = KVCacheSpec((KVGroupSpec((0,), None),), 1, 1, 16, KVDtype.BF16)
+        kv = KVCacheManager(spec, [num_kv_tokens // 16], False, max_num_seqs=32, max_model_len=8192)
+        self.learned = LearnedStepTime(MODEL)
+        scheduler = create_scheduler(self.options, CacheOptions(), kv, 8192, predictor=self.learned)
+        assert isinstance(scheduler, PaceScheduler)
+        self.scheduler = scheduler
+        self.clock = ManualClock()
+        self.gate = Gate(self.options, self.clock)
+        self.num_taken = 0
+        self.num_outstanding = 0
+        self.first_token_ns: dict[str, int] = {}
+        self.arrival_ns: dict[str, int] = {}
+        self.tell()
+
+    def tell(self) -> None:
+        """What a step's message brings to the server."""
+        self.gate.take(self.scheduler.load(self.num_taken, self.clock.now_ns(), with_jobs=True))
+
+    def ask(
+        self,
+        name: str,
+        num_prompt: int = 100,
+        max_tokens: int = 20,
+        *,
+        deliver: bool = True,
+        **fields: int,
+    ) -> None:
+        request = AddRequest(
+            name, [1] * num_prompt, SamplingParams(max_tokens=max_tokens), **fields
+        )
+        self.gate.check(request, self.num_outstanding)
+        self.gate.sent(request)
+        self.num_outstanding += 1
+        self.arrival_ns[name] = self.clock.now_ns()
+        if deliver:
+            self.deliver(request)
+
+    def deliver(self, request: AddRequest) -> None:
+        limit = request.sampling.max_tokens
+        assert limit is not None
+        self.num_taken += 1
+        self.scheduler.add(
+            Request(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                sampling=request.sampling,
+                max_tokens=limit,
+                stop_token_ids=frozenset(),
+                arrival_ns=self.clock.now_ns(),
+                priority=request.priority,
+                slo=SLO(request.slo_itl_ns, request.slo_ttft_ns),
+            )
+        )
+
+    def step(self) -> None:
+        output = self.scheduler.schedule(self.clock.now_ns())
+        if output.is_empty:
+            self.clock.advance(MS)
+            return
+        num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
+        features = StepFeatures(num_decodes, output.num_prefill_tokens, 0, 0)
+        duration = int(MODEL.predict_ns(features))
+        self.clock.advance(duration)
+        for item in output.scheduled:
+            if item.samples:
+                self.first_token_ns.setdefault(item.request.request_id, self.clock.now_ns())
+        sampled = [SampledToken(i.request, 2) for i in output.scheduled if i.samples]
+        for ended in self.scheduler.update(output, sampled):
+            self.gate.ended(ended.request.request_id)
+            self.num_outstanding -= 1
+        self.scheduler.observe(features, duration, self.clock.now_ns())
+        self.tell()
+
+    def run(self) -> None:
+        while self.scheduler.has_work:
+            self.step()
+
+
+def test_an_idle_server_lets_in_what_it_can_serve_in_time() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=100.0)
+    served.ask("a", 200)
+    served.run()
+    assert served.first_token_ns["a"] < 100 * MS
+
+
+def test_a_refusal_has_its_reason_the_prediction_and_what_would_do() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=500.0)
+    with pytest.raises(OverloadedError, match=r"prefill_backlog.*first token within 500 ms") as got:
+        for i in range(20):
+            served.ask(f"r{i}", 400)
+    details = got.value.details
+    assert details is not None
+    assert got.value.code == details["reason"] == "prefill_backlog"
+    assert details["slo"] == {"ttft_ms": 500.0, "itl_ms": 12.0}
+    predicted, attainable = details["predicted"], details["attainable"]
+    assert 425 < predicted["ttft_ms"] < 1500  # type: ignore[index]
+    assert attainable["ttft_ms"] > predicted["ttft_ms"]  # type: ignore[index]
+    assert got.value.retry_after_seconds >= 1
+    # With that target of its own it is let in.
+    wanted = int(attainable["ttft_ms"]) * MS  # type: ignore[index]
+    served.ask("patient", 400, slo_ttft_ns=wanted)
+
+
+def test_who_is_let_in_is_in_time_however_many_ask() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=600.0)
+    refused = 0
+    for i in range(300):
+        try:
+            served.ask(f"r{i}", 100 + 37 * i % 300, 10 + i % 40)
+        except OverloadedError:
+            refused += 1
+        for _ in range(4):
+            served.step()
+    served.run()
+    assert 50 < refused < 250
+    late = [
+        name
+        for name, first_ns in served.first_token_ns.items()
+        if first_ns - served.arrival_ns[name] > 600 * MS
+    ]
+    assert len(served.first_token_ns) == 300 - refused
+    assert len(late) <= 0.05 * len(served.first_token_ns)
+
+
+def test_what_is_on_its_way_to_the_engine_counts() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=500.0)
+    with pytest.raises(OverloadedError):
+        for i in range(20):
+            served.ask(f"r{i}", 400, deliver=False)
+    for i in range(20):
+        served.gate.ended(f"r{i}")  # their clients went away
+    served.ask("next", 400)
+
+
+def test_an_earlier_promise_is_not_broken_for_a_shorter_request() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=400.0)
+    served.ask("long", 4000, 1, slo_ttft_ns=2_000 * MS)
+    refused: list[str] = []
+    for i in range(400):
+        try:
+            served.ask(f"r{i}", 200, 5)
+        except OverloadedError as error:
+            refused.append(error.code)
+        for _ in range(3):
+            served.step()
+        if "long" in served.first_token_ns:
+            break
+    assert served.first_token_ns["long"] <= 2_000 * MS
+    assert "earlier_promises" in refused
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"max_num_seqs": 2}, "max_num_seqs"), ({"num_kv_tokens": 1600}, "kv_cache")],
+)
+def test_seats_and_blocks_are_reasons_too(options: dict[str, int], reason: str) -> None:
+    served = Served(slo_ttft_p99_ms=300.0, max_num_batched_tokens=512, **options)
+    with pytest.raises(OverloadedError) as got:
+        for i in range(10):
+            served.ask(f"r{i}", 20, 700)
+            served.step()
+    assert got.value.code == reason
+
+
+def test_without_a_target_of_ttft_the_batchs_peak_decides() -> None:
+    served = Served(slo_itl_p99_ms=6.0)
+    with pytest.raises(OverloadedError) as got:
+        for i in range(30):
+            served.ask(f"r{i}", 8, 400)
+            served.step()
+    assert got.value.code == "itl_at_peak"
+    assert served.scheduler.num_running >= 8
+
+
+@pytest.mark.parametrize("admission", ["queue", "refuse"])
+def test_a_target_tighter_than_an_idle_server_gives_is_an_error(admission: str) -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=5000.0, admission=admission)
+    with pytest.raises(InvalidRequestError, match=r"slo.itl_ms is 2, .* take 3\.\d+ ms") as itl:
+        served.ask("a", slo_itl_ns=2 * MS)
+    with pytest.raises(InvalidRequestError, match=r"slo.ttft_ms is 50, .* at least 40\d") as ttft:
+        served.ask("b", 1000, slo_ttft_ns=50 * MS)
+    assert (itl.value.param, ttft.value.param) == ("slo.itl_ms", "slo.ttft_ms")
+    assert itl.value.code == ttft.value.code == "slo_unattainable"
+
+
+def test_a_queue_lets_wait_whom_refusal_would_send_away() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=500.0, admission="queue")
+    for i in range(40):
+        served.ask(f"r{i}", 400)
+    served.run()
+    assert len(served.first_token_ns) == 40
+
+
+def test_the_queue_is_bounded() -> None:
+    gate = Gate(SchedulerOptions(max_num_seqs=2, max_num_waiting=3))
+    request = AddRequest("a", [1], SamplingParams(max_tokens=1))
+    gate.check(request, 4)
+    with pytest.raises(OverloadedError, match="--max-num-waiting") as got:
+        gate.check(request, 5)
+    assert got.value.code == "queue_full"
+
+
+def test_a_new_engine_starts_with_nothing_promised() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=500.0)
+    with pytest.raises(OverloadedError):
+        for i in range(20):
+            served.ask(f"r{i}", 400, deliver=False)
+    served.gate.restart()
+    served.ask("before the first word of the new engine", 400, deliver=False)
