@@ -1,7 +1,7 @@
 // One row of activations as kernels see it: f32, int8 groups, or both.
 //
 // The int8 form ("q8 row") of a row of k values lies in one 64-byte aligned piece of memory:
-//   int8  q[k]                 round-to-nearest-even of x / scale, in [-127, 127]
+//   int8  q[k]                 round-to-nearest-even of x * (127 / max |x|), in [-127, 127]
 //   f32   scale[k / 32]        max |x| of a group of 32, / 127
 //   f32   scaled_sum[k / 32]   scale * (sum of q over the group), rounded once
 //   i16   sum[k / 16]          sum of q over each 16

@@ -1,5 +1,11 @@
 #include "kernels/isa.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <array>
 #include <atomic>
 #include <cstring>
@@ -13,9 +19,25 @@ namespace takt {
 namespace {
 
 #if defined(__x86_64__)
-constexpr std::array<const char*, kNumIsas> kNames = {"avx512", "avx2", "generic"};
+constexpr std::array<const char*, kNumIsas> kNames = {"amx", "avx512", "avx2", "generic"};
 #else
 constexpr std::array<const char*, kNumIsas> kNames = {"generic"};
+#endif
+
+#if defined(__x86_64__)
+// A process must ask the kernel for the tile registers' state, once for all of its threads; it is
+// refused where a thread's signal stack is too small for it.
+bool has_amx() {
+  static const bool granted = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+    if ((d & kTile) == 0 || (d & kInt8) == 0) return false;
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return granted;
+}
 #endif
 
 // Index of the best build that the CPU and the operating system can run. The sets are nested, so
@@ -31,8 +53,8 @@ int best_isa() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
-  if (avx512) return 0;
-  return avx2 ? 1 : 2;
+  if (avx512) return has_amx() ? 0 : 1;
+  return avx2 ? 2 : 3;
 #else
   return 0;
 #endif
@@ -50,6 +72,14 @@ int isa_index() {
     g_selected.store(index, std::memory_order_relaxed);
   }
   return index;
+}
+
+bool selected_isa_has_tiles() {
+#if defined(__x86_64__)
+  return isa_index() == 0;
+#else
+  return false;
+#endif
 }
 
 std::span<const char* const> available_isas() {

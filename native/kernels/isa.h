@@ -14,6 +14,9 @@
 //     kTables[isa_index()]->foo(x, out);
 //   }
 //
+// The set "amx" is "avx512" with a matrix unit for products of int8 rows (tile_kernels.h); its other
+// kernels are those of "avx512".
+//
 // Everything else in an *_isa.cc lies in an anonymous namespace or in takt::TAKT_ISA. An inline
 // function or a template of another namespace (std's too) that the compiler does not inline would
 // be emitted as a shared definition, and the linker could keep the copy with instructions that the
@@ -23,7 +26,7 @@
 namespace takt {
 
 #if defined(__x86_64__)
-inline constexpr int kNumIsas = 3;
+inline constexpr int kNumIsas = 4;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
   namespace avx512 {                        \
   extern const Table name;                  \
@@ -34,7 +37,7 @@ inline constexpr int kNumIsas = 3;
   namespace generic {                       \
   extern const Table name;                  \
   }
-#define TAKT_ISA_TABLES(name) {&avx512::name, &avx2::name, &generic::name}
+#define TAKT_ISA_TABLES(name) {&avx512::name, &avx512::name, &avx2::name, &generic::name}
 #else
 inline constexpr int kNumIsas = 1;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
@@ -46,5 +49,8 @@ inline constexpr int kNumIsas = 1;
 
 // Index of the selected build in TAKT_ISA_TABLES; the best that the CPU has until select_isa.
 int isa_index();
+
+// Whether the selected set has a matrix unit.
+bool selected_isa_has_tiles();
 
 }  // namespace takt

@@ -60,6 +60,18 @@ TAKT_INLINE F32x16 add(F32x16 a, F32x16 b) {
 TAKT_INLINE F32x16 mul(F32x16 a, F32x16 b) {
   return {{_mm256_mul_ps(a.half[0], b.half[0]), _mm256_mul_ps(a.half[1], b.half[1])}};
 }
+TAKT_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+  return {{_mm256_fmadd_ps(a.half[0], b.half[0], c.half[0]),
+           _mm256_fmadd_ps(a.half[1], b.half[1], c.half[1])}};
+}
+TAKT_INLINE Bytes64 load_bytes(const std::byte* p) {
+  return {{_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
+           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))}};
+}
+TAKT_INLINE void store_bytes(std::byte* p, Bytes64 a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a.half[0]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), a.half[1]);
+}
 TAKT_INLINE F32x16 to_f32(I32x16 a) {
   return {{_mm256_cvtepi32_ps(a.half[0]), _mm256_cvtepi32_ps(a.half[1])}};
 }
@@ -123,7 +135,7 @@ TAKT_INLINE __m256i broadcast_4_bytes(const void* p) {
 // added in 16 bits while 2 n (2^bits - 1) 127 <= 32767: n = 8 for 4 bits (30480), 4 for 5 bits
 // (31496), 2 for 6 bits (32004). 8 bits would saturate at once; there the sign moves from the
 // weight q - 128 to x, and 2 * 128 * 127 = 32512 fits.
-template <int kBits, int kZero, int kVectors>
+template <int kBits, int kZero, int kVectors, int kChains>
 TAKT_INLINE I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
   static_assert(kBits < 8 || kZero == 128);
   constexpr int kRun = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;

@@ -33,6 +33,9 @@ TAKT_INLINE F32x16 load_s8(const std::byte* p) {
 TAKT_INLINE void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a); }
 TAKT_INLINE F32x16 add(F32x16 a, F32x16 b) { return _mm512_add_ps(a, b); }
 TAKT_INLINE F32x16 mul(F32x16 a, F32x16 b) { return _mm512_mul_ps(a, b); }
+TAKT_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+TAKT_INLINE Bytes64 load_bytes(const std::byte* p) { return _mm512_loadu_si512(p); }
+TAKT_INLINE void store_bytes(std::byte* p, Bytes64 a) { _mm512_storeu_si512(p, a); }
 TAKT_INLINE F32x16 to_f32(I32x16 a) { return _mm512_cvtepi32_ps(a); }
 
 template <int kBits>
@@ -75,22 +78,24 @@ TAKT_INLINE __m512i broadcast_4_bytes(const void* p) {
   return _mm512_set1_epi32(word);
 }
 
-// Two chains of dot products, so that a lone row does not wait for each.
-template <int kBits, int kZero, int kVectors>
+template <int kZero, int kVectors>
+TAKT_INLINE I32x16 zero_correction(const int16_t* sum) {
+  if constexpr (kZero == 0) return _mm512_setzero_si512();
+  if constexpr (kVectors == 4) return _mm512_set1_epi32(-kZero * sum[0]);
+  return _mm512_madd_epi16(broadcast_4_bytes(sum), _mm512_set1_epi16(-kZero));
+}
+
+template <int kBits, int kZero, int kVectors, int kChains>
 TAKT_INLINE I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
   static_assert(kVectors == 4 || kVectors == 8);
-  __m512i even = _mm512_setzero_si512();
+  static_assert(kChains == 1 || kChains == 2);
+  __m512i even = zero_correction<kZero, kVectors>(sum);
   __m512i odd = _mm512_setzero_si512();
-  if constexpr (kZero != 0 && kVectors == 8) {
-    even = _mm512_madd_epi16(broadcast_4_bytes(sum), _mm512_set1_epi16(-kZero));
-  } else if constexpr (kZero != 0) {
-    even = _mm512_set1_epi32(-kZero * sum[0]);
+  for (int v = 0; v < kVectors; ++v) {
+    __m512i& chain = v % kChains == 0 ? even : odd;
+    chain = _mm512_dpbusd_epi32(chain, q[v], broadcast_4_bytes(x + 4 * v));
   }
-  for (int v = 0; v < kVectors; v += 2) {
-    even = _mm512_dpbusd_epi32(even, q[v], broadcast_4_bytes(x + 4 * v));
-    odd = _mm512_dpbusd_epi32(odd, q[v + 1], broadcast_4_bytes(x + 4 * v + 4));
-  }
-  return _mm512_add_epi32(even, odd);
+  return kChains == 1 ? even : _mm512_add_epi32(even, odd);
 }
 
 }  // namespace takt::TAKT_ISA

@@ -64,6 +64,17 @@ TAKT_INLINE F32x16 mul(const F32x16& a, const F32x16& b) {
   for (int r = 0; r < 16; ++r) out.lane[r] = a.lane[r] * b.lane[r];
   return out;
 }
+TAKT_INLINE F32x16 fma(const F32x16& a, const F32x16& b, const F32x16& c) {
+  F32x16 out;
+  for (int r = 0; r < 16; ++r) out.lane[r] = __builtin_fmaf(a.lane[r], b.lane[r], c.lane[r]);
+  return out;
+}
+TAKT_INLINE Bytes64 load_bytes(const std::byte* p) {
+  Bytes64 out;
+  std::memcpy(&out, p, sizeof(out));
+  return out;
+}
+TAKT_INLINE void store_bytes(std::byte* p, const Bytes64& a) { std::memcpy(p, &a, sizeof(a)); }
 TAKT_INLINE F32x16 to_f32(const I32x16& a) {
   F32x16 out;
   for (int r = 0; r < 16; ++r) out.lane[r] = float(a.lane[r]);
@@ -104,7 +115,7 @@ template <int kBits>
   }
 }
 
-template <int kBits, int kZero, int kVectors>
+template <int kBits, int kZero, int kVectors, int kChains>
 [[gnu::noinline]] I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
   int32_t correction = 0;
   for (int s = 0; s < kVectors / 4; ++s) correction -= kZero * sum[s];

@@ -4,13 +4,10 @@
 
 #include "kernels/linear_kernels.h"
 #include "kernels/packed_matrix.h"
+#include "kernels/tile_kernels.h"
 
 namespace takt {
 namespace {
-
-// Rows of x that pass a panel before the next panel's turn: their int8 rows fit the second-level
-// cache for K up to some thousands.
-constexpr int kPassRows = 256;
 
 struct Output {
   float* at;
@@ -23,7 +20,9 @@ void write_tile(const float* tile, int num_rows, int first, int last, const floa
   for (int i = 0; i < num_rows; ++i) {
     float* to = out.at + i * out.stride;
     const float* from = tile + kPanelRows * i + first;
-    if (bias == nullptr) {
+    if (bias == nullptr && last - first == kPanelRows) {
+      std::copy_n(from, kPanelRows, to);
+    } else if (bias == nullptr) {
       std::copy(from, from + (last - first), to);
     } else {
       for (int r = 0; r < last - first; ++r) to[r] = from[r] + bias[r];
@@ -31,42 +30,81 @@ void write_tile(const float* tile, int num_rows, int first, int last, const floa
   }
 }
 
-// The kernel's number of rows for a block of at most `num_rows`.
-int block_size(const PanelProduct* products, int max_rows, int num_rows) {
-  int size = std::min(num_rows, max_rows);
-  while (products[size] == nullptr) ++size;
-  return size;
+// Rows of x that pass together, in the form that a type takes.
+struct PassRows {
+  const std::byte* rows[kPassRows];
+  int num;
+  size_t stride;  // bytes from each to the next; 0: they are not equally far apart
+
+  PassRows(const ActivationRows& x, bool is_float, int begin, int end) : num(end - begin) {
+    for (int i = 0; i < num; ++i) {
+      rows[i] = is_float ? reinterpret_cast<const std::byte*>(x.f32[begin + i])
+                         : reinterpret_cast<const std::byte*>(x.q8[begin + i].q);
+    }
+    stride = num > 1 ? size_t(rows[1] - rows[0]) : 0;
+    for (int i = 2; i < num; ++i) {
+      if (size_t(rows[i] - rows[i - 1]) != stride) stride = 0;
+    }
+  }
+};
+
+// The rows times one panel, for a few rows, or any number of f32 rows.
+void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte* panel,
+                  int64_t cols, const PassRows& pass, float* tile) {
+  const StreamProduct* stream = kernels.stream[int(type)];
+  for (int i = 0; i < pass.num; i += kMaxStreamRows) {
+    const int used = std::min(pass.num - i, kMaxStreamRows);
+    const std::byte* filled[kMaxStreamRows];
+    for (int j = 0; j < kMaxStreamRows; ++j) filled[j] = pass.rows[i + std::min(j, used - 1)];
+    int size = used;
+    while (stream[size] == nullptr) ++size;  // filled up with a repeated row
+    alignas(64) float sums[kMaxStreamRows * kPanelRows];
+    stream[size](panel, cols, filled, sums);
+    std::copy_n(sums, used * kPanelRows, tile + i * kPanelRows);
+  }
+}
+
+// The rows times a block of panels.
+void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, const PassRows& pass,
+                     float* tiles) {
+  static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
+  const LinearKernels& kernels = *kTables[isa_index()];
+  const BlockProduct block = kernels.block[int(type)];
+  if (pass.num <= kMaxStreamRows || block == nullptr) {
+    for (int p = 0; p < panels.num; ++p) {
+      stream_panel(kernels, type, panels.first + size_t(p) * panels.panel_bytes, cols, pass,
+                   tiles + p * kPassRows * kPanelRows);
+    }
+    return;
+  }
+#if defined(__x86_64__)
+  if (pass.stride != 0 && selected_isa_has_tiles()) {
+    amx::kTileKernels.product[int(type)](panels, cols, pass.rows[0], pass.stride, pass.num, tiles);
+    return;
+  }
+#endif
+  block(panels, cols, pass.rows, pass.num, tiles);
 }
 
 // Rows [begin, end) of x times one part's rows [first, last).
 void multiply_part(const PackedMatrix& w, const PackedPart& part, int64_t first, int64_t last,
                    const ActivationRows& x, int begin, int end, Output out) {
-  static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
-  const LinearKernels& kernels = *kTables[isa_index()];
-  const PanelProduct* products = kernels.product[int(part.type)];
-  const bool is_float = panel_spec(part.type).is_float();
-  const int max_rows = is_float ? kernels.max_float_rows : kernels.max_quant_rows;
-  alignas(64) float tile[kMaxBlockRows * kPanelRows];
+  const PassRows pass(x, panel_spec(part.type).is_float(), begin, end);
+  const int64_t end_panel = (last + kPanelRows - 1) / kPanelRows;
+  alignas(64) float tiles[kBlockPanels * kPassRows * kPanelRows];
 
-  for (int64_t panel = first / kPanelRows; panel * kPanelRows < last; ++panel) {
-    const int64_t panel_first = panel * kPanelRows;
-    const int lane_first = int(std::max(first - panel_first, int64_t{0}));
-    const int lane_last = int(std::min(last - panel_first, int64_t{kPanelRows}));
-    const int64_t row = panel_first + lane_first;
-    const float* bias = w.bias() == nullptr ? nullptr : w.bias() + part.first_row + row;
-    for (int i = begin; i < end;) {
-      const int size = block_size(products, max_rows, end - i);
-      const int used = std::min(size, end - i);
-      const std::byte* rows[kMaxBlockRows];
-      for (int j = 0; j < size; ++j) {
-        const int source = i + std::min(j, used - 1);
-        rows[j] = is_float ? reinterpret_cast<const std::byte*>(x.f32[source])
-                           : reinterpret_cast<const std::byte*>(x.q8[source].q);
-      }
-      products[size](w.panel(part, panel), w.cols(), rows, tile);
-      write_tile(tile, used, lane_first, lane_last, bias,
-                 {out.at + i * out.stride + (row - first), out.stride});
-      i += used;
+  for (int64_t panel = first / kPanelRows; panel < end_panel; panel += kBlockPanels) {
+    const int num_panels = int(std::min<int64_t>(kBlockPanels, end_panel - panel));
+    multiply_panels(part.type, {w.panel(part, panel), part.panel_bytes, num_panels}, w.cols(), pass,
+                    tiles);
+    for (int p = 0; p < num_panels; ++p) {
+      const int64_t panel_first = (panel + p) * kPanelRows;
+      const int lane_first = int(std::max(first - panel_first, int64_t{0}));
+      const int lane_last = int(std::min(last - panel_first, int64_t{kPanelRows}));
+      const int64_t row = panel_first + lane_first;
+      const float* bias = w.bias() == nullptr ? nullptr : w.bias() + part.first_row + row;
+      write_tile(tiles + p * kPassRows * kPanelRows, pass.num, lane_first, lane_last, bias,
+                 {out.at + begin * out.stride + (row - first), out.stride});
     }
   }
 }

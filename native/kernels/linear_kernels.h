@@ -1,4 +1,4 @@
-// What each build of linear_isa.cc and linear_float_isa.cc offers.
+// What each build of linear_isa.cc, and linear_amx.cc, offers.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,19 +8,36 @@
 
 namespace takt {
 
-inline constexpr int kMaxBlockRows = 16;
+// Rows of x that pass a panel before the next panel's turn: their int8 rows fit the second-level
+// cache for K up to some thousands.
+inline constexpr int kPassRows = 256;
+inline constexpr int kMaxStreamRows = 4;
 
-// Products of one panel with a block of rows, each the start of a q8 row (activation.h) or of
-// `cols` floats: tile[i * 16 + r] is row i of x times row r of the panel.
-using PanelProduct = void (*)(const std::byte* panel, int64_t cols, const std::byte* const* rows,
-                              float* tile);
+inline constexpr int kBlockPanels = 4;
 
-// product[type][m] is for blocks of m rows; null where a build has no kernel of that size, but
-// never for the largest size.
+// Product of one panel with rows of x, each the start of a q8 row (activation.h) or of `cols`
+// floats: tile[i * 16 + r] is row i of x times row r of the panel.
+using StreamProduct = void (*)(const std::byte* panel, int64_t cols, const std::byte* const* rows,
+                               float* tile);
+
+// Panels one after the other in memory, at most kBlockPanels.
+struct PanelBlock {
+  const std::byte* first;
+  size_t panel_bytes;
+  int num;
+};
+
+// Products of a block of panels with up to kPassRows q8 rows: tiles[(p * kPassRows + i) * 16 + r] is
+// row i of x times row r of panel p.
+using BlockProduct = void (*)(const PanelBlock& panels, int64_t cols, const std::byte* const* rows,
+                              int num_rows, float* tiles);
+
+// stream[type][m] is for m rows; null where a build has no kernel of that size, but never for the
+// largest, kMaxStreamRows. block[type] is null for float types, whose rows
+// pass in groups of the largest size.
 struct LinearKernels {
-  int max_quant_rows;
-  int max_float_rows;
-  PanelProduct product[kNumQuantTypes][kMaxBlockRows + 1];
+  StreamProduct stream[kNumQuantTypes][kMaxStreamRows + 1];
+  BlockProduct block[kNumQuantTypes];
 };
 TAKT_DECLARE_ISA_TABLE(LinearKernels, kLinearKernels)
 

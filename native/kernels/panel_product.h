@@ -1,10 +1,10 @@
-// The products of a panel with a block of rows, written once for all instruction sets.
+// The product of a panel with a few rows, written once for all instruction sets: weights stream
+// past, each group unpacked in registers and used at once.
 //
 // Per group of 32 columns, in the order of K, each operation rounded to f32 as written:
-//   isum = sum of (q - zero) * x_q               exact, |isum| < 2^24, so exact in f32 too
-//   part = (scale_w * scale_x) * isum            for Q6_K: of columns 0..15, plus that of 16..31
-//   part = part + min_w * scaled_sum_x           types with minima
-//   acc = acc + part
+//   isum = sum of (q - zero) * x_q                  exact, |isum| < 2^24, so exact in f32 too
+//   acc = fma(scale_w * scale_x, isum, acc)         Q6_K: of columns 0..15, then of 16..31
+//   acc = fma(min_w, scaled_sum_x, acc)             types with minima
 // Every kernel does this for each element alone, whatever the block's size, so blocks of any
 // size on any instruction set give equal bits.
 #pragma once
@@ -44,6 +44,47 @@ TAKT_INLINE GroupScales load_scales(const std::byte* group, F32x16 d, F32x16 dmi
   return out;
 }
 
+// Asks for a group's bytes.
+template <QuantType kType>
+TAKT_INLINE void prefetch_group(const std::byte* at) {
+  for (int line = 0; line < panel_spec(kType).group_bytes(); line += kVectorBytes) {
+    __builtin_prefetch(at + line);
+  }
+}
+
+// A panel's groups one after the other.
+template <QuantType kType>
+class GroupStream {
+ public:
+  static constexpr PanelSpec kSpec = panel_spec(kType);
+
+  TAKT_INLINE explicit GroupStream(const std::byte* panel)
+      : at_(panel), d_(zero_f32()), dmin_(zero_f32()) {}
+
+  // Unpacks group number `group`: each call takes the next.
+  TAKT_INLINE GroupScales next(int64_t group, Bytes64* q) {
+    if constexpr (kSpec.is_super()) {
+      if (group % kSpec.groups_per_block() == 0) {
+        d_ = load_f16(at_);
+        if constexpr (kSpec.has_min()) dmin_ = mul(load_f16(at_ + 32), broadcast(-1.0f));
+        at_ += kSpec.header_bytes();
+      }
+    }
+    const GroupScales w = load_scales<kSpec.scales>(at_, d_, dmin_);
+    unpack<kSpec.bits>(at_ + kSpec.group_scale_bytes(), q);
+    at_ += kSpec.group_bytes();
+    return w;
+  }
+
+  // Where the next group lies.
+  const std::byte* at() const { return at_; }
+
+ private:
+  const std::byte* at_;
+  F32x16 d_;
+  F32x16 dmin_;
+};
+
 // Where the parts of a q8 row of `cols` columns lie (activation.h).
 struct Q8Offsets {
   size_t scale;
@@ -51,69 +92,55 @@ struct Q8Offsets {
   size_t sum;
 };
 
+TAKT_INLINE Q8Offsets q8_offsets(int64_t cols) {
+  const size_t q_bytes = (size_t(cols) + 63) & ~size_t{63};
+  const size_t scale_bytes = (size_t(cols / kGroup) * 4 + 63) & ~size_t{63};
+  return {q_bytes, q_bytes + scale_bytes, q_bytes + 2 * scale_bytes};
+}
+
 TAKT_INLINE float load_float(const std::byte* p) {
   float out;
   std::memcpy(&out, p, sizeof(out));
   return out;
 }
 
-template <QuantType kType>
-TAKT_INLINE F32x16 group_product(const Bytes64* q, const GroupScales& w, const std::byte* row,
-                                 const Q8Offsets& at, int64_t group) {
+// acc plus what a group adds to it.
+template <QuantType kType, int kChains>
+TAKT_INLINE F32x16 add_group(F32x16 acc, const Bytes64* q, const GroupScales& w,
+                             const std::byte* row, const Q8Offsets& at, int64_t group) {
   constexpr PanelSpec kSpec = panel_spec(kType);
   const int8_t* x = reinterpret_cast<const int8_t*>(row + kGroup * group);
   const int16_t* sum = reinterpret_cast<const int16_t*>(row + at.sum + 4 * group);
   const F32x16 scale_x = broadcast(load_float(row + at.scale + 4 * group));
   if constexpr (kSpec.scales == Scales::kSuperHalf) {
-    const F32x16 low = to_f32(dot<kSpec.bits, kSpec.zero, 4>(q, x, sum));
-    const F32x16 high = to_f32(dot<kSpec.bits, kSpec.zero, 4>(q + 4, x + kHalfGroup, sum + 1));
-    return add(mul(mul(w.scale, scale_x), low), mul(mul(w.scale_high, scale_x), high));
+    const F32x16 low = to_f32(dot<kSpec.bits, kSpec.zero, 4, kChains>(q, x, sum));
+    const F32x16 high =
+        to_f32(dot<kSpec.bits, kSpec.zero, 4, kChains>(q + 4, x + kHalfGroup, sum + 1));
+    acc = fma(mul(w.scale, scale_x), low, acc);
+    return fma(mul(w.scale_high, scale_x), high, acc);
   } else {
-    const F32x16 isum = to_f32(dot<kSpec.bits, kSpec.zero, 8>(q, x, sum));
-    const F32x16 part = mul(mul(w.scale, scale_x), isum);
-    if constexpr (!kSpec.has_min()) return part;
-    return add(part, mul(w.min, broadcast(load_float(row + at.scaled_sum + 4 * group))));
+    const F32x16 isum = to_f32(dot<kSpec.bits, kSpec.zero, 8, kChains>(q, x, sum));
+    acc = fma(mul(w.scale, scale_x), isum, acc);
+    if constexpr (!kSpec.has_min()) return acc;
+    return fma(w.min, broadcast(load_float(row + at.scaled_sum + 4 * group)), acc);
   }
 }
 
 template <QuantType kType, int kRows>
 void quant_product(const std::byte* panel, int64_t cols, const std::byte* const* rows,
                    float* tile) {
-  constexpr PanelSpec kSpec = panel_spec(kType);
-  const int64_t num_groups = cols / kGroup;
-  const size_t q_bytes = (size_t(cols) + 63) & ~size_t{63};
-  const size_t scale_bytes = (size_t(num_groups) * 4 + 63) & ~size_t{63};
-  const Q8Offsets at = {q_bytes, q_bytes + scale_bytes, q_bytes + 2 * scale_bytes};
-
+  const Q8Offsets at = q8_offsets(cols);
   F32x16 acc[kRows];
-#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) acc[i] = zero_f32();
-  F32x16 d = zero_f32();
-  F32x16 dmin = zero_f32();
-  const std::byte* from = panel;
-  for (int64_t group = 0; group < num_groups; ++group) {
-    if constexpr (kSpec.is_super()) {
-      if (group % kSpec.groups_per_block() == 0) {
-        d = load_f16(from);
-        if constexpr (kSpec.has_min()) dmin = mul(load_f16(from + 32), broadcast(-1.0f));
-        from += kSpec.header_bytes();
-      }
-    }
-    if constexpr (kRows <= 4) {
-      for (int line = 0; line < kSpec.group_bytes(); line += 64) {
-        __builtin_prefetch(from + kPrefetchBytes + line);
-      }
-    }
-    const GroupScales w = load_scales<kSpec.scales>(from, d, dmin);
+  GroupStream<kType> stream(panel);
+  for (int64_t group = 0; group < cols / kGroup; ++group) {
+    prefetch_group<kType>(stream.at() + kPrefetchBytes);
     Bytes64 q[8];
-    unpack<kSpec.bits>(from + kSpec.group_scale_bytes(), q);
-#pragma GCC unroll 16
+    const GroupScales w = stream.next(group, q);
     for (int i = 0; i < kRows; ++i) {
-      acc[i] = add(acc[i], group_product<kType>(q, w, rows[i], at, group));
+      acc[i] = add_group<kType, kRows == 1 ? 2 : 1>(acc[i], q, w, rows[i], at, group);
     }
-    from += kSpec.group_bytes();
   }
-#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) store(tile + kPanelRows * i, acc[i]);
 }
 

@@ -21,7 +21,7 @@ void check_group(const float* x, const Q8Row& row, int64_t g) {
   int sum[2] = {0, 0};
   for (int i = 0; i < 32; ++i) {
     const int q = row.q[32 * g + i];
-    CHECK(q == (scale == 0 ? 0 : int(std::nearbyint(x[i] / scale))));
+    CHECK(q == (scale == 0 ? 0 : int(std::nearbyint(x[i] * (127.0f / amax)))));
     CHECK(q >= -127 && q <= 127);
     sum[i / 16] += q;
   }

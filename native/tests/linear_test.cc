@@ -37,9 +37,9 @@ struct Expected {
 };
 
 // Element n of row i of the product, and how far from it f32 arithmetic may end. A running total
-// rounds once for each group of 32 (float types: each of 4 totals once for each fourth column), a
-// group's own part at most 4 times, the last sums and the bias 3 times; each rounding errs by at
-// most 2^-24 of the magnitudes that were added. A minimum is multiplied by a sum of activations,
+// rounds at most twice for each group of 32 (float types: each of 4 totals once for each fourth
+// column), a group's own factors at most 4 times, the last sums and the bias 3 times; each rounding
+// errs by at most 2^-24 of the magnitudes that were added. A minimum is multiplied by a sum of activations,
 // whose magnitude is at most the sum of theirs.
 Expected expected_product(const RandomMatrix& w, const RandomRows& x, int i, int64_t n,
                           double bias) {
@@ -51,7 +51,7 @@ Expected expected_product(const RandomMatrix& w, const RandomRows& x, int i, int
     value += (t.scaled + t.min) * activation;
     magnitude += (std::abs(t.scaled) + std::abs(t.min)) * std::abs(activation);
   }
-  const int64_t num_sums = w.cols / (is_float_type(w.type) ? 4 : 32);
+  const int64_t num_sums = is_float_type(w.type) ? w.cols / 4 : w.cols / 32 * 2;
   return {value, double(num_sums + 7) * std::ldexp(magnitude, -24)};
 }
 

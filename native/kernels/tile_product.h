@@ -1,0 +1,179 @@
+// The product of some panels with many rows on AMX's matrix unit. It multiplies a group of 16 rows
+// of x with the 16 rows of a panel at once, into 16 x 16 exact integers; what is made of those is as
+// panel_product.h states, element by element.
+#pragma once
+#include <algorithm>
+
+#include "kernels/block_product.h"
+#include "kernels/tile_registers.h"
+
+namespace takt::TAKT_ISA {
+
+// Steps along K: a group, or the half of one that has a scale of its own.
+template <QuantType kType>
+inline constexpr int kStepsPerGroup = panel_spec(kType).scales == Scales::kSuperHalf ? 2 : 1;
+
+// Rows of x, equally far apart.
+struct SpacedRows {
+  const std::byte* first;
+  size_t stride;
+
+  TAKT_INLINE SpacedRows from(int row) const { return {first + size_t(row) * stride, stride}; }
+};
+
+// A chunk's groups of K.
+struct ChunkRange {
+  int64_t first;
+  int num;
+};
+
+// kTileRows rows of x or fewer, and one panel's chunk.
+struct TileBlock {
+  SpacedRows x;
+  int num_rows;
+  const Chunk* chunk;
+  float* tile;
+  const std::byte* ahead;  // bytes to ask for, or null
+};
+
+using TileSums = int32_t[kTileRows * kPanelRows];
+
+// Makes a block's integers on the matrix unit, a step at a time, each with its own result. A result
+// is written after the next step's product has begun: writing waits for the product, and what comes
+// after waits for the writing.
+template <int kColumns>
+class TileMultiplier {
+ public:
+  TAKT_INLINE TileMultiplier(const TileBlock& block, ChunkRange groups, TileSums* sums)
+      : x_(block.x.first + kGroup * groups.first),
+        x_stride_(block.x.stride),
+        q_(block.chunk->q),
+        num_steps_(groups.num * (int(kGroup) / kColumns)),
+        sums_(sums) {}
+
+  // Does step number `step`: each call the next.
+  TAKT_INLINE void multiply(int step) {
+    if (step % 2 == 0) {
+      multiply_tile<kSumsA, kRowsOfXA, kWeightsA>(step);
+      if (step > 0) store_tile<kSumsB>(sums_[step - 1]);
+      if (step + 1 == num_steps_) store_tile<kSumsA>(sums_[step]);
+    } else {
+      multiply_tile<kSumsB, kRowsOfXB, kWeightsB>(step);
+      store_tile<kSumsA>(sums_[step - 1]);
+      if (step + 1 == num_steps_) store_tile<kSumsB>(sums_[step]);
+    }
+  }
+
+ private:
+  template <Tile kSums, Tile kX, Tile kWeights>
+  TAKT_INLINE void multiply_tile(int step) {
+    clear_tile<kSums>();
+    load_tile<kX>(x_ + step * kColumns, x_stride_);
+    load_tile<kWeights>(q_ + step * kColumns * kPanelRows, kTileRowBytes);
+    add_tile_products<kSums, kX, kWeights>();
+  }
+
+  const std::byte* x_;
+  size_t x_stride_;
+  const std::byte* q_;
+  int num_steps_;
+  TileSums* sums_;
+};
+
+// Adds a step's integers to the sums of `num_rows` rows of x.
+template <QuantType kType>
+TAKT_INLINE void add_step(F32x16* acc, int num_rows, const int32_t* sums, F32x16 scale, F32x16 min,
+                          const SpacedRows& x, const Q8Offsets& at, int64_t group, int half) {
+  constexpr PanelSpec kSpec = panel_spec(kType);
+  const std::byte* scale_x = x.first + at.scale + 4 * group;
+  const std::byte* scaled_sum = x.first + at.scaled_sum + 4 * group;
+  const std::byte* sum_x = x.first + at.sum + 4 * group + 2 * half;
+#pragma GCC unroll 16
+  for (int i = 0; i < num_rows; ++i) {
+    const size_t row = size_t(i) * x.stride;
+    __m512i isum = _mm512_load_si512(sums + kPanelRows * i);
+    if constexpr (kSpec.zero != 0) {
+      const int16_t* sum = reinterpret_cast<const int16_t*>(sum_x + row);
+      constexpr int kVectors = 8 / kStepsPerGroup<kType>;
+      isum = _mm512_add_epi32(isum, zero_correction<kSpec.zero, kVectors>(sum));
+    }
+    acc[i] = fma(mul(scale, broadcast(load_float(scale_x + row))), to_f32(isum), acc[i]);
+    if constexpr (kSpec.has_min()) {
+      acc[i] = fma(min, broadcast(load_float(scaled_sum + row)), acc[i]);
+    }
+  }
+}
+
+// Adds a block's integers to its sums, while the matrix unit makes those of another (null: none):
+// a step's take over a hundred cycles to arrive.
+template <QuantType kType, bool kShort>
+void add_block(const TileBlock& block, ChunkRange groups, const Q8Offsets& at, const TileSums* sums,
+               TileMultiplier<int(kGroup) / kStepsPerGroup<kType>>* next) {
+  constexpr int kSteps = kStepsPerGroup<kType>;
+  const int rows = kShort ? block.num_rows : kTileRows;
+  F32x16 acc[kTileRows];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i) {
+    acc[i] = load_f32(reinterpret_cast<const std::byte*>(block.tile + kPanelRows * i));
+  }
+  for (int step = 0; step < groups.num * kSteps; ++step) {
+    const int g = step / kSteps;
+    const int half = step % kSteps;
+    if (next != nullptr) next->multiply(step);
+    if (block.ahead != nullptr && half == 0) {
+      prefetch_group<kType>(block.ahead + g * panel_spec(kType).group_bytes());
+    }
+    const GroupScales w = block.chunk->scales<kType>(g);
+    add_step<kType>(acc, rows, sums[step], half == 0 ? w.scale : w.scale_high, w.min, block.x, at,
+                    groups.first + g, half);
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i) store(block.tile + kPanelRows * i, acc[i]);
+}
+
+template <QuantType kType>
+void tile_product(const PanelBlock& panels, int64_t cols, const std::byte* first_row,
+                  size_t stride, int num_rows, float* tiles) {
+  constexpr int kColumns = int(kGroup) / kStepsPerGroup<kType>;
+  using Multiplier = TileMultiplier<kColumns>;
+  const Q8Offsets offsets = q8_offsets(cols);
+  const SpacedRows x = {first_row, stride};
+  const int num_blocks = (num_rows + kTileRows - 1) / kTileRows * panels.num;
+  for (int p = 0; p < panels.num; ++p) {
+    std::fill_n(tiles + kPanelRows * kPassRows * p, kPanelRows * num_rows, 0.0f);
+  }
+  // Of the block that is being added up, and of the next one.
+  alignas(64) TileSums sums[2][kChunkGroups * kStepsPerGroup<kType>];
+  int configured_rows = 0;
+  for_each_chunk<kType>(panels, cols, [&](const Chunk* chunks, int64_t first, int count,
+                                          const std::byte* const* at, size_t skipped) {
+    const ChunkRange groups = {first, count};
+    const auto block_at = [&](int b) {
+      const int i = b / panels.num * kTileRows;
+      const int p = b % panels.num;
+      return TileBlock{x.from(i), std::min(kTileRows, num_rows - i), chunks + p,
+                       tiles + kPanelRows * (kPassRows * p + i), i == 0 ? at[p] + skipped : nullptr};
+    };
+    const auto configure_for = [&](const TileBlock& block) {
+      if (block.num_rows == configured_rows) return;
+      configured_rows = block.num_rows;
+      configure_tiles(configured_rows, kColumns);
+    };
+    TileBlock block = block_at(0);
+    configure_for(block);
+    Multiplier first_multiplier(block, groups, sums[0]);
+    for (int step = 0; step < count * kStepsPerGroup<kType>; ++step) first_multiplier.multiply(step);
+    for (int b = 0; b < num_blocks; ++b) {
+      const bool is_last = b + 1 == num_blocks;
+      const TileBlock next = is_last ? block : block_at(b + 1);
+      configure_for(next);
+      Multiplier multiplier(next, groups, sums[(b + 1) % 2]);
+      const auto add = block.num_rows < kTileRows ? &add_block<kType, true> : &add_block<kType, false>;
+      add(block, groups, offsets, sums[b % 2], is_last ? nullptr : &multiplier);
+      block = next;
+    }
+  });
+  release_tiles();
+}
+
+}  // namespace takt::TAKT_ISA
