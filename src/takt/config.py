@@ -201,6 +201,14 @@ class ServerOptions:
     stream_buffer_tokens: int = _option(
         1024, "Tokens a slow reader may lag behind before its stream is aborted."
     )
+    idempotency_ttl_seconds: float = _option(
+        3600.0,
+        "Time that an answer is kept for requests that come again with its Idempotency-Key; with 0 "
+        "they are only joined while it runs.",
+    )
+    idempotency_max_bytes: int = _option(
+        64 * 1024 * 1024, "Bytes of answers kept so; the oldest go first."
+    )
     drain_timeout_seconds: float = _option(
         30.0, "Time that running requests have to end after SIGTERM."
     )
@@ -214,13 +222,19 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        _check_positive(self, "max_request_bytes", "stream_buffer_tokens", "max_engine_deaths")
+        _check_positive(
+            self,
+            "max_request_bytes",
+            "stream_buffer_tokens",
+            "max_engine_deaths",
+            "idempotency_max_bytes",
+        )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be between 0 and 65535, got {self.port}")
-        if not 0 <= self.drain_timeout_seconds < float("inf"):
-            raise ConfigError(
-                f"--drain-timeout-seconds must be at least 0, got {self.drain_timeout_seconds}"
-            )
+        for name in ("drain_timeout_seconds", "idempotency_ttl_seconds"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least 0, got {value}")
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} is empty: give one or leave it out")

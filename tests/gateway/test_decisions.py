@@ -14,7 +14,6 @@ from takt.errors import ConfigError, InvalidRequestError
 from takt.gateway.attempt import retry_after_ms
 from takt.gateway.breaker import MAX_COOL_DOWN_MS, Breaker, BreakerState
 from takt.gateway.budget import RetryBudget
-from takt.gateway.canonical import fingerprint
 from takt.gateway.headers import head_of
 from takt.gateway.keys import KeyRules, request_key
 from takt.gateway.policy import RetryPolicy, UpstreamConfig, build_policy
@@ -23,6 +22,7 @@ from takt.gateway.router import Router
 from takt.gateway.states import State
 from takt.gateway.stream_end import StreamEnd
 from takt.gateway.upstream import Upstream
+from takt.idempotency import fingerprint
 
 REFUSED = Failure(kind="status", outcome=Outcome.NOT_EXECUTED, cause="status 503", status=503)
 LOST = Failure(kind="reset", outcome=Outcome.UNKNOWN, cause="reset")

@@ -80,6 +80,8 @@ OWN_FLAGS = frozenset(
         "--default-max-tokens",
         "--disable-access-log",
         "--drain-timeout-seconds",
+        "--idempotency-max-bytes",
+        "--idempotency-ttl-seconds",
         "--kv-reservation",
         "--max-engine-deaths",
         "--max-num-waiting",

@@ -15,12 +15,13 @@ from takt.gateway.errors import GatewayError, draining, internal_error
 from takt.gateway.execution import Execution
 from takt.gateway.gateway import SAFE_METHODS, Gateway
 from takt.gateway.headers import DEADLINE_HEADER, to_upstream
-from takt.gateway.keys import KEY_HEADER, RequestKey, request_key, tenant_of
+from takt.gateway.keys import RequestKey, request_key, tenant_of
 from takt.gateway.policy import Route
 from takt.gateway.rate_limit import RateLimiter
 from takt.gateway.responder import LostBeforeAnswerError, respond, write_error
 from takt.gateway.states import OnUnknown, State
 from takt.gateway.tracing import RequestSpan
+from takt.idempotency import KEY_HEADER
 
 logger = logging.getLogger("takt.gateway")
 

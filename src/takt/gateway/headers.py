@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from multidict import CIMultiDict
 
-from takt.gateway.keys import KEY_HEADER
 from takt.gateway.states import Head
+from takt.idempotency import KEY_HEADER
 
 DEADLINE_HEADER = "X-Request-Timeout-Ms"
 """Milliseconds the caller will wait; passed on with what is left of it."""

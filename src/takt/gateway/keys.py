@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +10,8 @@ from typing import Any
 import msgspec
 
 from takt.errors import InvalidRequestError
-from takt.gateway.canonical import fingerprint
 from takt.gateway.states import Identity
-
-KEY_HEADER = "Idempotency-Key"
-
-MAX_KEY_LENGTH = 255
-
-_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+from takt.idempotency import KEY_HEADER, checked_key, credential_digest, fingerprint, read_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +44,7 @@ def tenant_of(headers: Mapping[str, str], rules: KeyRules) -> str:
             )
     else:
         value = headers.get("Authorization") or headers.get("X-Api-Key") or ""
-    return hashlib.sha256(b"tenant\0" + value.encode()).hexdigest()[:32]
+    return credential_digest(value)
 
 
 def request_key(
@@ -92,39 +85,16 @@ def request_key(
 def _find(headers: Mapping[str, str], body: bytes, rules: KeyRules) -> tuple[str, str] | None:
     given = headers.get(KEY_HEADER)
     if given is not None:
-        return "key", _checked(_unquoted(given.strip()), KEY_HEADER)
+        return "key", read_key(given)
     if rules.business_id_header is not None:
         given = headers.get(rules.business_id_header)
         if given is not None:
-            return "business", _checked(given.strip(), rules.business_id_header)
+            return "business", checked_key(given.strip(), rules.business_id_header)
     if rules.business_id_field is not None:
         value = _field(body, rules.business_id_field)
         if value is not None:
-            return "business", _checked(value, rules.business_id_field)
+            return "business", checked_key(value, rules.business_id_field)
     return None
-
-
-def _unquoted(value: str) -> str:
-    """The IETF draft writes the key as a quoted string; most clients send it bare."""
-    if len(value) >= 2 and value[0] == value[-1] == '"':
-        return value[1:-1]
-    return value
-
-
-def _checked(key: str, name: str) -> str:
-    if len(key) > MAX_KEY_LENGTH:
-        raise InvalidRequestError(
-            f"{name} is {len(key)} characters long; the limit is {MAX_KEY_LENGTH}",
-            param=name,
-            code="idempotency_key_too_long",
-        )
-    if not _KEY.fullmatch(key):
-        raise InvalidRequestError(
-            f"{name} must be 1 to {MAX_KEY_LENGTH} printable ASCII characters",
-            param=name,
-            code="idempotency_key_invalid",
-        )
-    return key
 
 
 def _field(body: bytes, path: str) -> str | None:

@@ -16,7 +16,6 @@ from takt.gateway.errors import (
 )
 from takt.gateway.execution import Execution
 from takt.gateway.hedge import send_hedged
-from takt.gateway.keys import KEY_HEADER
 from takt.gateway.parts import Parts
 from takt.gateway.recorder import LeaseLostError, Recorder
 from takt.gateway.retry import Failure, GiveUp, Outcome, Retry, decide
@@ -25,6 +24,7 @@ from takt.gateway.store.base import StoreUnavailableError
 from takt.gateway.stream_copy import StreamCopy, StreamDivergedError, expects_done
 from takt.gateway.tracing import AttemptSpan, RequestSpan
 from takt.gateway.upstream import Upstream
+from takt.idempotency import KEY_HEADER
 
 NS_PER_MS = 1_000_000
 

@@ -10,6 +10,7 @@ from takt.clock import Clock
 from takt.gateway.errors import Answer, GatewayError, error_answer, error_event, stream_lost
 from takt.gateway.execution import Ending, Execution
 from takt.gateway.states import Head
+from takt.idempotency import REPLAYED_HEADER
 
 NS_PER_SECOND = 1_000_000_000
 
@@ -18,8 +19,6 @@ WRITE_TIMEOUT_SECONDS = 120.0
 
 GRACE_SECONDS = 0.25
 """A leader with the same deadline has the last word on what went wrong."""
-
-REPLAYED_HEADER = "Idempotency-Replayed"
 
 
 class LostBeforeAnswerError(Exception):

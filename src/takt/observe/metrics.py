@@ -187,6 +187,15 @@ class Metrics:
             [*self._labels, "reason"],
             registry=self.registry,
         )
+        self._idempotent = Counter(
+            "takt_idempotent_requests",
+            "Requests with an Idempotency-Key: executed, joined while the first ran, given the "
+            "kept answer, or refused since the key had another body.",
+            [*self._labels, "outcome"],
+            registry=self.registry,
+        )
+        for outcome in ("executed", "joined", "replayed", "mismatch"):
+            self._idempotent.labels(*self._labels.values(), outcome)
 
     def _make_gauges(self) -> None:
         g = self._gauge
@@ -201,6 +210,9 @@ class Metrics:
         self._running = g("num_requests_running", "Sequences in the running batch.")
         self._waiting = g("num_requests_waiting", "Requests that wait.")
         self._in_flight = g("http_requests_in_flight", "HTTP requests being answered.")
+        self._idempotency_bytes = g(
+            "idempotency_kept_bytes", "Answers kept for requests that come again with their key."
+        )
         self._kv_usage = g("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
         by_reason = Gauge(
             "takt_num_requests_waiting_by_reason",
@@ -264,6 +276,10 @@ class Metrics:
         self._prompt_tokens.inc(num_prompt_tokens)
         self._generation_tokens.inc(num_generated_tokens)
 
+    def observe_idempotent(self, outcome: str) -> None:
+        """A request with a key: executed, joined, replayed or mismatch."""
+        self._idempotent.labels(*self._labels.values(), outcome).inc()
+
     def set_idle(self) -> None:
         """After an engine's death, or when nobody is being answered: nothing runs or is held."""
         for gauge in (
@@ -282,6 +298,9 @@ class Metrics:
     def watch_in_flight(self, count: Callable[[], int]) -> None:
         """Where the number of HTTP requests being answered is read when the metrics are."""
         self._in_flight.set_function(lambda: float(count()))
+
+    def watch_idempotency(self, num_bytes: Callable[[], int]) -> None:
+        self._idempotency_bytes.set_function(lambda: float(num_bytes()))
 
     def watch_engine_restarts(self, count: Callable[[], int]) -> None:
         """Likewise for the engine processes started in place of a dead one."""

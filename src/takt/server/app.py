@@ -19,6 +19,7 @@ from takt.server.chat_completions import create_chat_completion
 from takt.server.completions import create_completion
 from takt.server.errors import HttpError, TooLateError, error_response, to_http_error
 from takt.server.generate import generate
+from takt.server.idempotency import Idempotency
 from takt.server.middleware import BearerAuth, RequestLog
 from takt.server.state import ServerState
 
@@ -53,11 +54,12 @@ def build_app(state: ServerState) -> ASGIApp:
                 allow_origins=list(state.options.allowed_origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
-                expose_headers=["X-Request-Id"],
+                expose_headers=["X-Request-Id", "Idempotency-Replayed"],
             )
         )
     if state.options.api_key:
         middleware.append(Middleware(BearerAuth, keys=state.options.api_key))
+    middleware.append(Middleware(Idempotency, state=state))
     return Starlette(
         routes=[_route(method, path, handler, state) for method, path, handler in _ROUTES],
         middleware=middleware,

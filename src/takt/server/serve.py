@@ -148,12 +148,12 @@ class _Service:
     async def _drain(self) -> None:
         """New requests get 503; running ones may end, until the time is up or a second signal."""
         self._state.phase = Phase.DRAINING
-        waiting = self._state.num_in_flight
+        waiting = self._state.num_running
         if waiting:
             logger.info("stopping: waiting for %d requests; a second signal stops at once", waiting)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.drain_timeout_seconds
-        while self._state.num_in_flight and loop.time() < deadline and not self._stop_now.is_set():
+        while self._state.num_running and loop.time() < deadline and not self._stop_now.is_set():
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _close(self, http: asyncio.Task[None]) -> None:

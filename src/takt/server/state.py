@@ -18,6 +18,7 @@ from takt.observe.ledger.ledger import SLO, Ledger
 from takt.observe.metrics import Metrics
 from takt.server.chat import ChatRenderer
 from takt.server.errors import HttpError, unavailable
+from takt.server.idempotency_table import IdempotencyTable
 
 logger = logging.getLogger("takt.server")
 
@@ -77,6 +78,18 @@ class ServerState:
         default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="takt-bulk")
     )
     """The same for what is large, so that a few documents never keep every chat waiting."""
+    idempotency: IdempotencyTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.idempotency = IdempotencyTable(
+            self.options.idempotency_ttl_seconds, self.options.idempotency_max_bytes, self.clock
+        )
+        self.metrics.watch_idempotency(lambda: self.idempotency.num_kept_bytes)
+
+    @property
+    def num_running(self) -> int:
+        """Requests being answered, and executions that outlived theirs."""
+        return self.num_in_flight + self.idempotency.num_unattended
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.clock, self.slo, on_gaps=self.metrics.observe_gaps)

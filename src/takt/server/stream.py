@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from takt.server.connection import Connection, connection_of
 from takt.server.errors import TooLateError, error_body, to_http_error
 from takt.server.generation import Generation, TokenEvent
+from takt.server.recording import mark_failed
 from takt.server.stamps import RequestStamps
 
 logger = logging.getLogger("takt.server")
@@ -70,7 +71,7 @@ class EventStream:
                 send, connection, self._max_lag_tokens, self._stamps.written, self._stamps.now_ns
             )
             try:
-                await self._run(writer)
+                await self._run(writer, scope)
             except TooLateError:
                 self._stamps.abandoned()
                 if not writer.is_started:
@@ -82,7 +83,7 @@ class EventStream:
             finally:
                 writer.close()
 
-    async def _run(self, writer: _Writer) -> None:
+    async def _run(self, writer: _Writer, scope: Scope) -> None:
         event_bytes = self._format.event
         try:
             async with aclosing(self._generation.events()) as events:
@@ -105,6 +106,7 @@ class EventStream:
             if http_error.status == 500:
                 logger.exception("a stream failed")
             self._stamps.failed()
+            mark_failed(scope)
             await writer.finish(self._format.error(error_body(http_error)))
         else:
             await writer.finish(self._format.end())
