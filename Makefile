@@ -60,7 +60,7 @@ bench-kv: install
 	@$(BIN)/python -m benchmarks.kv
 
 bench-plan: install
-	@$(BIN)/python benchmarks/plan.py
+	@$(BIN)/python benchmarks/plan.py $(ARGS)
 
 bench-step: install
 	@$(BIN)/python benchmarks/step_overhead.py --model $(MODEL)

@@ -1,7 +1,8 @@
 """The planner against its bars: `make bench-plan`, or `python benchmarks/plan.py [SECTION ...]`.
 
-Sections are steps, queues, speed, simulator and cases; all without an argument. The last takes
-`--cases N` (500). Ends with 1 if a bar is missed.
+Sections are steps, queues, speed, simulator, cases and measured; all without an argument. `--cases
+N` (500) is the number of random ones. `measured` starts a server here and needs the machine for
+itself. `--quick` only shows that all of it runs. Ends with 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from plan_fuzz import run_case
+from plan_measured import verify_here
 from rich.console import Console
 from rich.table import Table
 
@@ -36,6 +38,15 @@ MG1_BAR, MGC_BAR = 0.03, 0.10
 PLAN_BAR_S = 5.0
 SIMULATOR_BAR = 100_000
 SHOULD_HOLD_BAR = 0.90
+MEASURED_BAR = 0.10
+QUICK_CASES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    num_cases: int
+    is_quick: bool
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +57,7 @@ class Row:
     is_met: bool
 
 
-def steps(_cases: int) -> list[Row]:
+def steps(_setting: Setting) -> list[Row]:
     """Published decode steps that no constant was fitted on, one by one."""
     rows = []
     for published in published_steps("judged"):
@@ -59,7 +70,7 @@ def steps(_cases: int) -> list[Row]:
     return rows
 
 
-def queues(_cases: int) -> list[Row]:
+def queues(_setting: Setting) -> list[Row]:
     """P99 of the wait against simulations of queues, by load and squared variation."""
     rows = []
     for variation in (0.28, 1.39):
@@ -78,7 +89,7 @@ def queues(_cases: int) -> list[Row]:
     return rows
 
 
-def speed(_cases: int) -> list[Row]:
+def speed(_setting: Setting) -> list[Row]:
     """All topologies of 16 devices, answers of every kind."""
     rows = []
     for model, hardware, qps, itl_ms in (
@@ -103,7 +114,7 @@ def speed(_cases: int) -> list[Row]:
     return rows
 
 
-def simulator(_cases: int) -> list[Row]:
+def simulator(_setting: Setting) -> list[Row]:
     """Requests a minute of one core's time, 400 in / 128 out."""
     piece = StepCoefficients(2e6, 2e4, 2e4, 50.0, 5.0)
     server = SimulatedServer(StepTimeModel((piece, piece)), 256, 512, 200_000)
@@ -124,8 +135,9 @@ def simulator(_cases: int) -> list[Row]:
     return rows
 
 
-def cases(count: int) -> list[Row]:
+def cases(setting: Setting) -> list[Row]:
     """Random questions, judged by simulations with other steps."""
+    count = QUICK_CASES if setting.is_quick else setting.num_cases
     outcomes = [run_case(seed) for seed in range(count)]
     for outcome in outcomes:
         if outcome.is_false_hold or (outcome.should_hold and outcome.verdict != "HOLD"):
@@ -146,12 +158,30 @@ def cases(count: int) -> list[Row]:
     ]
 
 
-SECTIONS: dict[str, Callable[[int], list[Row]]] = {
+def measured(setting: Setting) -> list[Row]:
+    """A server of this machine at 85 % of its capacity, its own arrivals replayed."""
+    found = verify_here(setting.model, is_quick=setting.is_quick)
+    rows = []
+    for row in found.rows:
+        figure = (
+            f"{row.measured.value:.1f} ms, predicted {row.predicted.value:.1f}, "
+            f"{row.difference:+.1%}"
+        )
+        what = f"P99 {row.name}, {found.num_requests} requests at {found.offered_per_s:.2f}/s"
+        is_bar = row.name in ("itl", "ttft")
+        bar = f"within {MEASURED_BAR:.0%}" if is_bar else "-"
+        rows.append(Row(what, figure, bar, not is_bar or abs(row.difference) <= MEASURED_BAR))
+    rows.append(Row("requests that failed", str(found.num_failed), "0", found.num_failed == 0))
+    return rows
+
+
+SECTIONS: dict[str, Callable[[Setting], list[Row]]] = {
     "steps": steps,
     "queues": queues,
     "speed": speed,
     "simulator": simulator,
     "cases": cases,
+    "measured": measured,
 }
 
 
@@ -159,15 +189,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--quick", action="store_true", help="few samples: no verdict to rely on")
+    parser.add_argument("--model", default="smollm2-135m", help="of the section measured")
     arguments = parser.parse_args()
     unknown = set(arguments.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"unknown section {', '.join(sorted(unknown))}")
+    setting = Setting(arguments.cases, arguments.quick, arguments.model)
     console = Console()
     all_met = True
     for name in arguments.sections or list(SECTIONS):
         table = Table("what", "figure", "bar", "verdict", title=name)
-        for row in SECTIONS[name](arguments.cases):
+        for row in SECTIONS[name](setting):
             table.add_row(row.what, row.figure, row.bar, "met" if row.is_met else "MISSED")
             all_met = all_met and row.is_met
         console.print(table)

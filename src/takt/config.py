@@ -219,6 +219,9 @@ class ServerOptions:
         "info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error")
     )
     disable_access_log: bool = _option(False, "Do not log each request.")
+    step_log: str | None = _option(
+        None, "File that gets the stamps and sizes of each step as a line of JSON."
+    )
 
     def __post_init__(self) -> None:
         check_choices(self)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from records import MS, make_record
 
+from bench_records import MS, make_record
 from takt.bench.bench import BenchResult
 from takt.bench.goodput import Targets
 from takt.bench.load import LoadRun

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from fake_sse_server import Answer, FakeSseServer, in_turn, well_behaved
-from records import make_record
 from rich.console import Console
 from typer.testing import CliRunner
 
+from bench_records import make_record
+from fake_sse_server import Answer, FakeSseServer, in_turn, well_behaved
 from takt.bench.goodput import Targets
 from takt.bench.html_report import html_report
 from takt.bench.load import LoadRun

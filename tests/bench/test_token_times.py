@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from records import make_record
 
+from bench_records import make_record
 from takt.bench.request_times import request_times
 from takt.bench.token_times import Granularity, token_times
 

@@ -12,7 +12,7 @@ from takt.bench.request_times import request_times
 from takt.bench.workload import plan_requests
 from takt.errors import ConfigError
 
-from records import make_record  # isort: skip
+from bench_records import make_record  # isort: skip
 
 
 def test_a_closed_loop_has_no_arrivals() -> None:

@@ -19,6 +19,7 @@ from served_process import ServedProcess, served_process, wait_for_status
 
 from takt.config import ServerOptions
 from takt.errors import ConfigError
+from takt.observe.step_log import read_step_log
 from takt.server import serve as serving
 
 SCRIPT = Path(__file__).with_name("fake_serve.py")
@@ -46,6 +47,26 @@ def test_announces_itself_serves_and_stops_with_zero(monkeypatch: pytest.MonkeyP
         assert answer.json()["choices"][0]["text"].startswith(" w")
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0
+
+
+def test_the_step_log_holds_the_steps_of_a_request(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    with served(step_log=path) as server:
+        url = server.url()
+        body = {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.end() == 0
+    steps = read_step_log(path)
+    assert sum(step.num_prefill_tokens for step in steps) >= 3
+    assert sum(step.num_decode_seqs for step in steps) == 4
+    assert all(step.schedule_start_ns < step.update_end_ns for step in steps)
+
+
+def test_a_step_log_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    with served(step_log=tmp_path / "none" / "log") as server:
+        assert server.end() == 2
+        assert "--step-log" in server.last_line
 
 
 def test_signal_while_the_model_loads_stops_at_once() -> None:

@@ -48,10 +48,10 @@ def _run(url: str, options: BenchOptions) -> bool:
     from takt.bench.results import to_json, write_file
     from takt.bench.table import print_report
 
-    with _ProgressBars() as on_progress:
+    with ProgressBars() as on_progress:
         result = run_bench(url, options, on_progress)
     writes_to_stdout = options.json == "-"
-    print_report(Console(highlight=False, stderr=writes_to_stdout), result.setting, result.summary)
+    print_report(report_console(writes_to_stdout), result.setting, result.summary)
     if options.json is not None:
         content = to_json(result.setting, result.summary)
         if writes_to_stdout:
@@ -64,7 +64,7 @@ def _run(url: str, options: BenchOptions) -> bool:
     return result.summary.num_ok == result.summary.num_requests
 
 
-def _console(is_stderr: bool) -> Console:
+def report_console(is_stderr: bool) -> Console:
     """In a file, a table is as wide as it needs."""
     console = Console(highlight=False, stderr=is_stderr)
     if not console.is_terminal:
@@ -72,7 +72,7 @@ def _console(is_stderr: bool) -> Console:
     return console
 
 
-class _ProgressBars:
+class ProgressBars:
     """A bar per stage, drawn when something has ended and no more than four times a second.
 
     Drawing takes time from what is measured.

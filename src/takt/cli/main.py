@@ -11,6 +11,7 @@ from rich.console import Console
 
 import takt
 from takt.cli import bench, explain, gateway, plan, topo
+from takt.cli import bench, gateway, plan, verify
 from takt.cli.arguments import translate
 from takt.cli.options import (
     ENGINE_TABLES,
@@ -158,6 +159,7 @@ def version() -> None:
 
 
 for command in (bench, explain, plan, topo, gateway):
+for command in (bench, plan, verify, gateway):
     command.register(app)
 
 

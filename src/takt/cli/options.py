@@ -20,6 +20,7 @@ from takt.config import (
     ServerOptions,
 )
 from takt.gateway.options import GatewayOptions
+from takt.verify.options import VerifyOptions
 
 OptionTable = (
     type[ModelConfigOptions]
@@ -28,6 +29,7 @@ OptionTable = (
     | type[ServerOptions]
     | type[BenchOptions]
     | type[GatewayOptions]
+    | type[VerifyOptions]
 )
 
 ENGINE_TABLES: tuple[OptionTable, ...] = (ModelConfigOptions, CacheOptions, SchedulerOptions)
@@ -40,6 +42,7 @@ PANELS: dict[OptionTable, str] = {
     ServerOptions: "Server",
     BenchOptions: "Load",
     GatewayOptions: "Gateway",
+    VerifyOptions: "Verification",
 }
 
 
@@ -99,6 +102,12 @@ def server_options(options: dict[str, Any]) -> ServerOptions:
 def bench_options(options: dict[str, Any]) -> BenchOptions:
     """Raises `ConfigError` for values that cannot work."""
     options_read: BenchOptions = _pick(BenchOptions, options)
+    return options_read
+
+
+def verify_options(options: dict[str, Any]) -> VerifyOptions:
+    """Raises `ConfigError` for values that cannot work."""
+    options_read: VerifyOptions = _pick(VerifyOptions, options)
     return options_read
 
 

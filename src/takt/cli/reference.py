@@ -16,6 +16,7 @@ from takt.clock import ManualClock
 from takt.gateway.options import GatewayOptions
 from takt.observe.ledger.ledger import Ledger
 from takt.observe.metrics import Metrics
+from takt.verify.options import VerifyOptions
 
 GENERATED = "Written by `make reference`; do not edit by hand.\n"
 
@@ -23,7 +24,7 @@ GENERATED = "Written by `make reference`; do not edit by hand.\n"
 def flags_page() -> str:
     """Every option: flag, default, choices, meaning."""
     lines = ["# Flags and defaults", "", GENERATED]
-    for table in (*SERVER_TABLES, BenchOptions, GatewayOptions):
+    for table in (*SERVER_TABLES, BenchOptions, VerifyOptions, GatewayOptions):
         lines += [f"## {PANELS[table]}", "", "| flag | default | meaning |", "|---|---|---|"]
         for field in dataclasses.fields(table):
             choices = field.metadata.get("choices")
@@ -87,6 +88,7 @@ OWN_FLAGS = frozenset(
         "--max-num-waiting",
         "--max-request-bytes",
         "--num-threads",
+        "--step-log",
         "--stream-buffer-tokens",
     }
 )

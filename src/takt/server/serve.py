@@ -11,16 +11,20 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import uvloop
 from prometheus_client import CollectorRegistry
 from rich.console import Console
 
 from takt.config import EngineConfig, ServerOptions
+from takt.engine.messages import StepStats
 from takt.engine.proc_client import ProcessEngineClient
 from takt.errors import ConfigError, EngineStartError, TaktError
 from takt.observe.ledger.ledger import SLO
 from takt.observe.metrics import Metrics
+from takt.observe.step_log import StepLog
 from takt.server.app import build_app
 from takt.server.housekeeping import Housekeeping
 from takt.server.http_server import (
@@ -87,6 +91,7 @@ class _Service:
         targets = SLO(engine.scheduler.slo_itl_p99_ms, engine.scheduler.slo_ttft_p99_ms)
         self._state = ServerState(options, self._metrics, targets)
         self._metrics.watch_in_flight(lambda: self._state.num_in_flight)
+        self._step_log = StepLog(Path(options.step_log)) if options.step_log else None
         self._http = make_http_server(build_app(self._state), options)
         self._client: ProcessEngineClient | None = None
         self._housekeeping = Housekeeping(self._state)
@@ -133,6 +138,7 @@ class _Service:
                 self._engine,
                 on_progress,
                 on_step=self._housekeeping.on_step,
+                on_step=_observer(self._metrics, self._step_log),
                 on_dead=on_dead,
                 max_engine_deaths=self._options.max_engine_deaths,
             )
@@ -166,6 +172,8 @@ class _Service:
             self._http.force_exit = self._http.force_exit or self._stop_now.is_set()
             await asyncio.wait({http}, timeout=_POLL_SECONDS)
         self._state.shut_down_pools()
+        if self._step_log is not None:
+            self._step_log.close()
         if self._options.uds is not None:
             remove_unix_socket(self._options.uds)
 
@@ -204,6 +212,18 @@ class _Service:
             soft_wrap=True,
             markup=False,
         )
+
+
+def _observer(metrics: Metrics, log: StepLog | None) -> Callable[[StepStats], None]:
+    if log is None:
+        return metrics.observe_step
+    observe, add = metrics.observe_step, log.add
+
+    def observe_and_log(stats: StepStats) -> None:
+        observe(stats)
+        add(stats)
+
+    return observe_and_log
 
 
 def _check_listening(http: asyncio.Task[None], options: ServerOptions) -> None:

@@ -1,0 +1,46 @@
+"""A server of this machine against the simulation of its own arrivals with its own step times."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from takt.plan.load_estimate import StepLimits
+from takt.plan.workload import Workload
+from takt.verify.comparison import Comparison
+from takt.verify.report import print_comparison
+from takt.verify.verify import Request, verify
+
+LOAD = 0.85
+NUM_REQUESTS = 1200
+"""A tenth of them warms up: more than 1,000 are judged."""
+
+QUICK_REQUESTS = 30
+LIMITS = StepLimits(max_num_batched_tokens=256, max_num_seqs=32)
+WORKLOAD = Workload(200, 50, 1.0, prompt_variation=0.5, output_variation=0.5)
+QUICK_WORKLOAD = Workload(40, 8, 1.0, prompt_variation=0.5, output_variation=0.5)
+_STAGES = 10
+
+
+def verify_here(model: str, *, is_quick: bool) -> Comparison:
+    request = Request(
+        workload=QUICK_WORKLOAD if is_quick else WORKLOAD,
+        targets=None,
+        limits=LIMITS,
+        serve_arguments=(
+            *(model, "--max-num-seqs", str(LIMITS.max_num_seqs)),
+            *("--max-num-batched-tokens", str(LIMITS.max_num_batched_tokens)),
+        ),
+        load=LOAD,
+        num_requests=QUICK_REQUESTS if is_quick else NUM_REQUESTS,
+        calibration_rounds=0.3 if is_quick else 2.0,
+    )
+    found = verify(request, _show)
+    print_comparison(found, Console(highlight=False, width=120))
+    return found
+
+
+def _show(stage: str, done: int, total: int) -> None:
+    if done % max(1, total // _STAGES) == 0:
+        print(f"{stage}: {done} of {total}", file=sys.stderr)

@@ -1,0 +1,392 @@
+"""A plan against a service: what is read, learned, predicted, measured and judged."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench_records import make_record
+from fake_sse_server import Answer, FakeSseServer, well_behaved
+from takt.bench.load import LoadRun
+from takt.bench.quantiles import Quantile
+from takt.cli.main import main
+from takt.errors import ConfigError
+from takt.observe.step_log import LoggedStep, StepLog, read_step_log
+from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
+from takt.plan.simulate.simulator import SimulatedServer, simulate
+from takt.plan.workload import Targets
+from takt.scheduler.step_time import StepCoefficients, StepTimeModel
+from takt.verify import verify as verifying
+from takt.verify.calibration import Calibration, Limits, fit, step_periods
+from takt.verify.comparison import Outcome, compare
+from takt.verify.flags import VerifyFlags
+from takt.verify.measurement import LoadError, Measurement, measure
+from takt.verify.options import VerifyOptions
+from takt.verify.planned import read_plan
+from takt.verify.prediction import Band, Prediction, from_steps
+from takt.verify.service import Service, ServiceError, started
+
+MS = 1_000_000
+PIECE = StepCoefficients(5.0 * MS, 0.2 * MS, 0.03 * MS, 100.0, 0.0)
+TRUTH = StepTimeModel((PIECE, PIECE))
+
+
+def step(begin_ms: float, end_ms: float, **changes: Any) -> LoggedStep:
+    values = dict.fromkeys(LoggedStep.__struct_fields__, 0)
+    values |= {"schedule_start_ns": int(begin_ms * MS), "update_end_ns": int(end_ms * MS)}
+    return LoggedStep(**(values | changes))
+
+
+def quantile_of(value: float) -> Quantile:
+    return Quantile(value, value * 0.9, value * 1.1)
+
+
+def measurement(itl: float = 10.0, ttft: float = 100.0, e2e: float = 1000.0) -> Measurement:
+    return Measurement(
+        arrivals=(Arrival(0, 10, 5), Arrival(2_000 * MS, 10, 5)),
+        itl=quantile_of(itl),
+        ttft=quantile_of(ttft),
+        e2e=quantile_of(e2e),
+        median_ttft_ms=ttft,
+        num_failed=0,
+        failures={},
+        gaps_are_tokens=True,
+        start_ns=0,
+    )
+
+
+PREDICTION = Prediction(
+    "a test",
+    {"itl": Band(10, 9, 11.5), "ttft": Band(100, 80, 105), "e2e": Band(1000, 950, 1050)},
+)
+
+
+def request_of(model: str | None = None, **options: Any) -> verifying.Request:
+    return VerifyFlags(model, VerifyOptions(**options)).request()
+
+
+class TestStepLog:
+    def test_steps_come_back_and_a_line_that_is_being_written_does_not(
+        self, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "steps.jsonl"
+        log = StepLog(path)
+        steps = [step(i, i + 0.5, step_id=i, num_decode_seqs=i) for i in range(3)]
+        for one in steps:
+            log.add(one)
+        log.close()
+        assert read_step_log(path) == steps
+        with path.open("ab") as file:
+            file.write(b'{"step_id":3,"sched')
+        assert read_step_log(path) == steps
+        path.write_text("no step\n")
+        with pytest.raises(ConfigError, match=r"steps\.jsonl:1"):
+            read_step_log(path)
+
+    def test_a_file_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="--step-log"):
+            StepLog(tmp_path / "none" / "steps")
+
+
+class TestCalibration:
+    def test_a_step_lasts_from_the_end_of_the_one_before_while_there_is_work(self) -> None:
+        steps = [
+            step(0, 5, num_running=1),
+            step(5.5, 11),
+            step(40, 46, num_waiting=1),
+            step(45, 50),
+        ]
+        assert [period / MS for _, period in step_periods(steps)] == [5, 6, 6, 4]
+
+    def test_the_double_predicts_what_the_service_did(self) -> None:
+        """A simulated service logs its steps; the calibration knows nothing else of it."""
+        server = SimulatedServer(TRUTH, 32, 256, 16_000)
+        logged = _log_of(server)
+        arrivals = poisson_arrivals(6.0, 200, LengthDistribution(60), LengthDistribution(20), 5)
+        alone = simulate(server, [Arrival(i * 10**9, 60, 20) for i in range(20)])
+        alone_ms = alone.ttft_quantile_s(0.5) * 1e3
+        seen = measurement(ttft=alone_ms + 3.0)
+        seen = _replaced(seen, arrivals=tuple(Arrival(i * 10**9, 60, 20) for i in range(20)))
+        calibration = fit(logged, Limits(32, 256), seen)
+        assert calibration.server.num_kv_tokens == 16_000
+        assert calibration.outside_s == pytest.approx(0.003, abs=2e-4)
+        found = from_steps(calibration, arrivals, seed=1)
+        truth = simulate(server, arrivals)
+        assert found.bands["itl"].value == pytest.approx(truth.itl_quantile_s(0.99) * 1e3, rel=0.02)
+        assert found.bands["ttft"].value == pytest.approx(
+            truth.ttft_quantile_s(0.99) * 1e3 + 3.0, rel=0.02
+        )
+        band = found.bands["e2e"]
+        assert band.low <= band.value <= band.high
+
+    def test_capacity_is_the_rate_at_which_all_that_wait_are_served(self) -> None:
+        calibration = Calibration(SimulatedServer(TRUTH, 8, 64, 16_000), 0.0, 1)
+        capacity = calibration.capacity_per_s(60, 20)
+        lengths = LengthDistribution(60), LengthDistribution(20)
+        below, above = (
+            simulate(calibration.server, poisson_arrivals(capacity * share, 400, *lengths, 3))
+            for share in (0.8, 1.3)
+        )
+        assert above.ttft_quantile_s(0.9) > 4 * below.ttft_quantile_s(0.9)
+
+    def test_a_service_without_steps_cannot_be_learned_from(self) -> None:
+        with pytest.raises(ServiceError, match="no step"):
+            fit([], Limits(8, 64), measurement())
+
+
+class TestMeasurement:
+    def test_the_warm_up_counts_nowhere_and_gaps_only_while_load_was_on(self) -> None:
+        records = [
+            make_record([900.0, 950.0], planned_ms=0.0),
+            *(make_record([10.0, 15.0], planned_ms=1000.0 + 100 * i) for i in range(9)),
+        ]
+        records[-1].stamps.append(records[-1].planned_ns + 500 * MS)
+        records[-1].text_flags.append(1)
+        assert records[-1].usage is not None
+        records[-1].usage.num_output_tokens = 3
+        found = measure(LoadRun(records, 2.0, 0.0, False), {})
+        assert found.ttft.value == pytest.approx(10.0)
+        assert found.itl is not None
+        assert found.itl.value == pytest.approx(5.0)
+        assert [a.time_ns // MS for a in found.arrivals][:3] == [0, 1000, 1100]
+        assert found.arrivals[0].num_output_tokens == 2
+
+    def test_failed_requests_are_counted_and_in_no_latency(self) -> None:
+        records = [make_record([10.0]) for _ in range(5)] + [make_record([], error="reset")]
+        found = measure(LoadRun(records, 1.0, 0.0, False), {"reset": 1})
+        assert (found.num_failed, found.itl) == (1, None)
+        with pytest.raises(LoadError, match="reset"):
+            measure(LoadRun(records[-1:], 1.0, 0.0, False), {"reset": 1})
+
+
+class TestComparison:
+    @pytest.mark.parametrize(
+        ("itl", "outcome"),
+        [
+            (11.4, Outcome.AS_PREDICTED),
+            (11.6, Outcome.SLOWER),
+            (9.05, Outcome.AS_PREDICTED),
+            (8.9, Outcome.FASTER),
+        ],
+    )
+    def test_within_the_band_or_the_tolerance_is_as_predicted(
+        self, itl: float, outcome: Outcome
+    ) -> None:
+        found = compare(PREDICTION, measurement(itl), None, tolerance=0.1)
+        assert found.rows[0].outcome is outcome
+        assert found.passes is (outcome is not Outcome.SLOWER)
+
+    def test_a_missed_target_fails_though_it_was_predicted(self) -> None:
+        found = compare(PREDICTION, measurement(), Targets(itl_s=0.009), tolerance=0.1)
+        assert not found.passes
+        assert [row.meets_target for row in found.rows] == [False, True, True]
+
+    def test_a_failed_request_fails_all(self) -> None:
+        failed = _replaced(measurement(), num_failed=1, failures={"reset": 1})
+        assert not compare(PREDICTION, failed, None, tolerance=0.1).passes
+
+    def test_a_load_of_single_tokens_has_no_gaps_to_compare(self) -> None:
+        found = compare(PREDICTION, _replaced(measurement(), itl=None), None, tolerance=0.1)
+        assert [row.name for row in found.rows] == ["ttft", "e2e"]
+
+
+@pytest.fixture(scope="module")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    with pytest.MonkeyPatch.context() as patch, path.open("w") as file:
+        patch.setattr("sys.stdout", file)
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", "qwen3-1.7b", "--qps", "40", "--osl", "8", "--isl", "64", "--json", *SLO])
+        assert ended.value.code == 0
+    return path
+
+
+SLO = ["--slo-itl-p99-ms", "6", "--slo-ttft-p99-ms", "80"]
+
+
+class TestPlan:
+    def test_a_plans_json_gives_load_targets_limits_and_command(self, plan_file: Path) -> None:
+        request = request_of(plan=str(plan_file), num_requests=50)
+        assert request.workload.requests_per_s == 40
+        assert request.targets == Targets(itl_s=0.006, ttft_s=0.08)
+        assert request.by_plan
+        assert request.serve_arguments[0] == "Qwen/Qwen3-1.7B"
+        assert f"--max-num-seqs {request.limits.max_num_seqs}" in " ".join(request.serve_arguments)
+        local = request_of("local.gguf", plan=str(plan_file), qps=3.0, slo_itl_p99_ms=9.0)
+        assert local.serve_arguments[0] == "local.gguf"
+        assert local.workload.requests_per_s == 3
+        assert local.targets == Targets(itl_s=0.009, ttft_s=0.08)
+
+    def test_the_same_flags_make_the_same_plan(self, plan_file: Path) -> None:
+        made = request_of(
+            "qwen3-1.7b",
+            hardware="1xH200",
+            qps=40.0,
+            osl=8,
+            isl=64,
+            slo_itl_p99_ms=6.0,
+            slo_ttft_p99_ms=80.0,
+            url="http://h",
+        )
+        assert made.planned == read_plan(str(plan_file))
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            ("{", "is not the output of takt plan"),
+            ('{"model": "m"}', "is not the output of takt plan"),
+            (None, "No such file"),
+        ],
+    )
+    def test_what_is_no_plan_is_named(
+        self, tmp_path: Path, content: str | None, words: str
+    ) -> None:
+        path = tmp_path / "plan.json"
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(ConfigError, match=words):
+            request_of(plan=str(path))
+
+    def test_a_plan_that_says_no_cannot_be_verified(self, plan_file: Path, tmp_path: Path) -> None:
+        report = json.loads(plan_file.read_text())
+        report["topologies"][0]["limits"] = None
+        path = tmp_path / "no.json"
+        path.write_text(json.dumps(report | {"verdict": "PHYSICAL_NO"}))
+        with pytest.raises(ConfigError, match="PHYSICAL_NO"):
+            request_of(plan=str(path))
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (None, {"qps": 1.0}, "a MODEL, a --plan, or a --url"),
+        ("m", {}, "--qps, --load, or a --plan"),
+        ("m", {"qps": 1.0, "load": 0.5}, "exclude each other"),
+        ("m", {"qps": float("nan")}, "--qps must be"),
+        ("m", {"load": 1.5}, "--load is a share"),
+        ("m", {"qps": 1.0, "num_requests": 3}, "--num-requests"),
+        ("m", {"qps": 1.0, "tolerance": 0.0}, "--tolerance"),
+        ("m", {"qps": 1.0, "by": "plan"}, "needs --plan"),
+        ("m", {"qps": 1.0, "by": "guess"}, "--by"),
+        ("m", {"qps": 1.0, "url": "http://h"}, "are not known"),
+        ("m", {"qps": 1.0, "hardware": "1xH200"}, "--slo-itl-p99-ms"),
+        (None, {"qps": 1.0, "hardware": "1xH200"}, "needs a model"),
+        ("m", {"qps": 1.0, "slo_itl_p99_ms": -1.0}, "--slo-itl-p99-ms"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_sentence(
+    model: str | None, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        request_of(model, **options)
+
+
+class TestWholeRuns:
+    def test_a_service_at_a_url_is_loaded_as_planned(
+        self, plan_file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with FakeSseServer() as server, pytest.raises(SystemExit) as ended:
+            arguments = ["--plan", str(plan_file), "--url", server.url, "-n", "40", "--json", "-"]
+            main(["verify", *arguments, "--slo-ttft-p99-ms", "60000", "--tolerance", "0.9"])
+        report = json.loads(capsys.readouterr().out)
+        assert ended.value.code == (0 if report["passes"] else 1)
+        assert report["num_requests"] == 40 and report["num_failed"] == 0
+        assert [body["max_tokens"] for body in server.bodies[-40:]] == [8] * 40
+        assert set(report["p99_ms"]) == {"itl", "ttft", "e2e"}
+        assert report["p99_ms"]["ttft"]["target"] == 60000
+
+    def test_a_service_that_fails_requests_fails(
+        self, plan_file: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        async def half(answer: Answer) -> None:
+            if len(server.bodies) % 2:
+                answer.reset()
+            else:
+                await well_behaved(answer)
+
+        with FakeSseServer(half) as server, pytest.raises(SystemExit) as ended:
+            main(["verify", "--plan", str(plan_file), "--url", server.url, "-n", "30"])
+        assert ended.value.code == 1
+        assert "requests failed: reset" in capsys.readouterr().out
+
+    def test_a_service_is_started_learned_from_and_loaded(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        log = tmp_path / "steps"
+        writer = StepLog(log)
+        for one in _log_of(SimulatedServer(TRUTH, 8, 64, 16_000)):
+            writer.add(one)
+        writer.close()
+
+        async def at_pace(answer: Answer) -> None:
+            await answer.head()
+            num_tokens = answer.body["max_tokens"]
+            for i in range(num_tokens):
+                await asyncio.sleep(0.005)
+                await answer.text("x", "length" if i + 1 == num_tokens else None)
+            await answer.usage(30, num_tokens, cached=0)
+            await answer.done()
+
+        asked: list[tuple[str, ...]] = []
+        with FakeSseServer(at_pace) as server:
+
+            @contextmanager
+            def fake_started(arguments: tuple[str, ...]) -> Any:
+                asked.append(arguments)
+                yield Service(server.url, log)
+
+            monkeypatch.setattr(verifying, "started", fake_started)
+            request = request_of(
+                "local.gguf", load=0.5, isl=30, osl=4, num_requests=25, max_num_seqs=8
+            )
+            request = _replaced(request, calibration_rounds=0.3)
+            found = verifying.verify(request, lambda *progress: None)
+        assert asked[0][:3] == ("local.gguf", "--max-num-seqs", "8")
+        assert found.num_requests == 25
+        assert "steps measured here" in found.source
+        capacity = Calibration(SimulatedServer(TRUTH, 8, 512, 16_000), 0, 0).capacity_per_s(30, 4)
+        assert found.offered_per_s == pytest.approx(capacity * 0.5, rel=0.6)
+
+    def test_a_service_that_does_not_start_ends_with_its_own_line(self) -> None:
+        with pytest.raises(ServiceError, match="no-such-model"), started(["no-such-model"]):
+            pass
+
+
+def _replaced(value: Any, **changes: Any) -> Any:
+    import dataclasses
+
+    return dataclasses.replace(value, **changes)
+
+
+def _log_of(server: SimulatedServer) -> list[LoggedStep]:
+    """Steps as such a service logs them, of many kinds, one after the other."""
+    rng = np.random.default_rng(3)
+    steps, now = [], 0.0
+    for _ in range(300):
+        seqs, prefill = int(rng.integers(0, 24)), int(rng.choice([0, 0, 16, 60, 200]))
+        if seqs + prefill == 0:
+            continue
+        contexts = int(seqs * rng.integers(60, 80) + prefill)
+        pairs = contexts + prefill * prefill // 2
+        features = (seqs, prefill, contexts, pairs)
+        end = now + TRUTH.predict_ns(features) / MS  # type: ignore[arg-type]
+        steps.append(
+            step(
+                now,
+                end,
+                num_decode_seqs=seqs,
+                num_prefill_tokens=prefill,
+                num_kv_tokens_read=contexts,
+                num_qk_pairs=pairs,
+                num_running=1,
+                kv_blocks_total=server.num_kv_tokens // 16,
+            )
+        )
+        now = end
+    return steps
