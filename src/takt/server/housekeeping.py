@@ -44,7 +44,7 @@ class Housekeeping:
     def _tick(self) -> None:
         self._timer = None
         self._state.ledger.settle()
-        if self._state.num_in_flight:
+        if self._state.num_running:
             self._collector.between_steps()
         elif self._is_started:
             self._collector.when_idle()

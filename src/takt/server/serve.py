@@ -137,8 +137,7 @@ class _Service:
             client = ProcessEngineClient(
                 self._engine,
                 on_progress,
-                on_step=self._housekeeping.on_step,
-                on_step=_observer(self._metrics, self._step_log),
+                on_step=_observer(self._housekeeping.on_step, self._step_log),
                 on_dead=on_dead,
                 max_engine_deaths=self._options.max_engine_deaths,
             )
@@ -214,10 +213,12 @@ class _Service:
         )
 
 
-def _observer(metrics: Metrics, log: StepLog | None) -> Callable[[StepStats], None]:
+def _observer(
+    observe: Callable[[StepStats], None], log: StepLog | None
+) -> Callable[[StepStats], None]:
     if log is None:
-        return metrics.observe_step
-    observe, add = metrics.observe_step, log.add
+        return observe
+    add = log.add
 
     def observe_and_log(stats: StepStats) -> None:
         observe(stats)

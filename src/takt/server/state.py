@@ -86,14 +86,13 @@ class ServerState:
         )
         self.metrics.watch_idempotency(lambda: self.idempotency.num_kept_bytes)
 
+        self.ledger = Ledger(self.clock, self.slo, on_gaps=self.metrics.observe_gaps)
+        self.metrics.watch_ledger(self.ledger)
+
     @property
     def num_running(self) -> int:
         """Requests being answered, and executions that outlived theirs."""
         return self.num_in_flight + self.idempotency.num_unattended
-
-    def __post_init__(self) -> None:
-        self.ledger = Ledger(self.clock, self.slo, on_gaps=self.metrics.observe_gaps)
-        self.metrics.watch_ledger(self.ledger)
 
     @property
     def is_ready(self) -> bool:
