@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-step bench-quality bench-plan clean
+.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-step bench-quality bench-plan profile clean
 
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
@@ -55,6 +55,10 @@ bench: install
 # Installs other engines into build/peers and runs them and Takt on one workload, in turns.
 bench-peers: install
 	@$(BIN)/python -m benchmarks.peers --model $(MODEL) $(ARGS)
+
+# Writes docs/profile.md. First: takt topo --measure; nothing else may run.
+profile: install
+	@$(BIN)/python -m benchmarks.profile --model $(MODEL) $(ARGS)
 
 bench-kv: install
 	@$(BIN)/python -m benchmarks.kv

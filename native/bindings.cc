@@ -8,6 +8,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -153,6 +154,27 @@ void bind_builder(nb::module_& m) {
       .def_prop_ro("num_instructions", &ProgramBuilder::num_instructions);
 }
 
+using Times = nb::ndarray<int64_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+using Stamps = nb::ndarray<int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// Copies the last step's profile: times [num_threads, num_instructions, 4] in the order of
+// InstructionTimes, stamps [4].
+void read_profile(const Program& program, const Times& times, const Stamps& stamps) {
+  const StepProfile* profile = program.profile();
+  const auto threads = size_t(program.num_threads());
+  const auto instructions = size_t(program.num_instructions());
+  if (profile == nullptr) throw std::invalid_argument("the program is not profiled");
+  if (times.shape(0) != threads || times.shape(1) != instructions || times.shape(2) != 4 ||
+      stamps.shape(0) != StepProfile::kNumStamps) {
+    throw std::invalid_argument("a profile does not fit into these arrays");
+  }
+  const size_t row_bytes = instructions * sizeof(InstructionTimes);
+  for (size_t t = 0; t < threads; ++t) {
+    std::memcpy(times.data() + t * instructions * 4, profile->row(int(t)), row_bytes);
+  }
+  std::memcpy(stamps.data(), profile->stamps.data(), sizeof profile->stamps);
+}
+
 void bind_program(nb::module_& m) {
   nb::class_<Program>(m, "Program")
       .def(
@@ -176,7 +198,11 @@ void bind_program(nb::module_& m) {
           "end", [](Program& p, uintptr_t out) { p.end(address(out)); },
           nb::call_guard<nb::gil_scoped_release>())
       .def_prop_ro("num_instructions", &Program::num_instructions)
-      .def_prop_ro("arena_bytes", &Program::arena_bytes);
+      .def_prop_ro("num_threads", &Program::num_threads)
+      .def_prop_ro("arena_bytes", &Program::arena_bytes)
+      .def("set_profiling", &Program::set_profiling, "is_on"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("read_profile", &read_profile, "times"_a, "stamps"_a);
 }
 
 void bind_measure(nb::module_& m) {

@@ -54,6 +54,19 @@ void Program::end(std::byte* step_output) {
   end_step(step_output);
 }
 
+void Program::set_profiling(bool is_on) {
+  const Pool::Use use(*pool_);
+  current_ = nullptr;
+  for (const auto& context : contexts_) {
+    // Threads that fell behind in a step of before hold on to what they were given.
+    if (!pool_->wait_until_free(context->control().epoch())) {
+      throw std::runtime_error("the thread pool was aborted");
+    }
+  }
+  profile_ = is_on ? std::make_unique<StepProfile>(num_threads(), num_instructions()) : nullptr;
+  for (const auto& context : contexts_) context->set_profile(profile_.get());
+}
+
 // A context that no thread is in. Nearly always the first, whose memory is in the caches; others
 // serve while a thread that lost its core is still inside.
 StepContext* Program::free_context() {
@@ -73,6 +86,10 @@ void Program::begin_step(const std::byte* step_input) {
   if (context == nullptr) throw std::runtime_error("the thread pool was aborted");
   context->begin(pool_->next_epoch(), step_input);
   current_ = context;
+  if (profile_ != nullptr) {
+    profile_->clear();
+    profile_->stamps = {start_ns_, now_ns()};
+  }
 }
 
 void Program::execute_range(int first, int end) {
@@ -86,6 +103,7 @@ void Program::execute_range(int first, int end) {
 
 void Program::end_step(std::byte* step_output) {
   if (current_ == nullptr) throw std::invalid_argument("no step of this program was begun");
+  if (profile_ != nullptr) profile_->stamps[StepProfile::kRunEnd] = now_ns();
   write_rows(step_output);
   const int64_t end_ns = now_ns();
   StolenTime& stolen = pool_->stolen_time();
@@ -98,6 +116,11 @@ void Program::end_step(std::byte* step_output) {
                              stolen.in_run_ns(),
                              stolen.between_runs_ns()};
   std::memcpy(step_output + header_, header, sizeof header);
+  if (profile_ != nullptr) {
+    profile_->stamps[StepProfile::kEnd] = header[2];
+    // Rows of threads that fell behind are complete once they have left.
+    pool_->wait_until_free(current_->control().epoch());
+  }
   current_ = nullptr;
 }
 

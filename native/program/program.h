@@ -19,6 +19,7 @@ class Program {
   Program& operator=(const Program&) = delete;
 
   int num_instructions() const { return int(plan_->instructions.size()); }
+  int num_threads() const { return plan_->num_threads; }
   size_t arena_bytes() const { return plan_->arena_bytes; }
 
   // Runs a whole step: fills the StepOutput at `step_output` from the StepInput at `step_input`.
@@ -31,6 +32,12 @@ class Program {
   void begin(const std::byte* step_input);
   void execute(int first, int end);
   void end(std::byte* step_output);
+
+  // From now on each step's times are kept until the next one begins; a step then ends only when
+  // every thread has left it. Off, it costs one test per tile. Not while a step is in progress.
+  void set_profiling(bool is_on);
+  // Of the step that ended last; null while profiling is off.
+  const StepProfile* profile() const { return profile_.get(); }
 
  private:
   void begin_step(const std::byte* step_input);
@@ -45,6 +52,7 @@ class Program {
   std::unique_ptr<ProgramPlan> plan_;
   std::array<std::unique_ptr<StepContext>, kNumContexts> contexts_;
   StepContext* current_ = nullptr;  // between begin and end
+  std::unique_ptr<StepProfile> profile_;
   int64_t start_ns_ = 0;
   size_t header_, token_ids_, logprobs_, ranks_, top_token_ids_, top_logprobs_;
 };

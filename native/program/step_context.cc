@@ -1,5 +1,7 @@
 #include "program/step_context.h"
 
+#include "pool/futex.h"
+
 namespace takt {
 namespace {
 
@@ -57,9 +59,13 @@ void StepContext::unstage(int thread) {
 }
 
 void StepContext::run(int thread, int instruction, int tile, std::byte* where) {
+  const int64_t start_ns = profile_ == nullptr ? 0 : now_ns();
   plan_.instructions[size_t(instruction)]->run(
       {*this, instruction, tile, where,
        Scratch(plan_.scratch[size_t(thread)].data(), plan_.scratch_bytes)});
+  if (profile_ != nullptr) [[unlikely]] {
+    profile_->record(thread, instruction, start_ns, now_ns());
+  }
 }
 
 int64_t StepContext::redo_after_ns(int instruction) const {

@@ -12,6 +12,7 @@
 #include "program/kv_pool.h"
 #include "program/memory.h"
 #include "program/step_input.h"
+#include "program/step_profile.h"
 #include "program/value.h"
 
 namespace takt {
@@ -39,6 +40,10 @@ struct ProgramPlan {
 class StepContext final : public Step {
  public:
   explicit StepContext(const ProgramPlan& plan);
+
+  // Times of tiles go into `profile` from now on; null: none are taken. No thread may be in this
+  // context.
+  void set_profile(StepProfile* profile) { profile_ = profile; }
 
   // Begins a step: copies the input, cuts tiles, clears claims. No thread may be in this context.
   // Throws std::invalid_argument if the input is out of bounds; the context is then unused.
@@ -76,6 +81,7 @@ class StepContext final : public Step {
   };
 
   const ProgramPlan& plan_;
+  StepProfile* profile_ = nullptr;
   StepInput input_;
   ArenaLayout layout_ = kManyRows;
   std::vector<AttentionWork> attention_;

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 import takt
-from takt.cli import bench, explain, gateway, plan, topo, verify
+from takt.cli import bench, explain, gateway, plan, profile, topo, verify
 from takt.cli.arguments import translate
 from takt.cli.options import (
     ENGINE_TABLES,
@@ -157,7 +157,7 @@ def version() -> None:
     typer.echo(takt.__version__)
 
 
-for command in (bench, explain, plan, verify, topo, gateway):
+for command in (bench, explain, plan, verify, topo, profile, gateway):
     command.register(app)
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from takt.cli.stage_bars import stage_bars
 from takt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,14 +113,7 @@ def _measure(as_json: bool) -> None:
     from takt.plan.machine_table import print_figures
     from takt.plan.this_machine import write_figures
 
-    with _progress() as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.update(tasks[stage], completed=done)
-
+    with stage_bars() as on_progress:
         figures = measure_machine(on_progress)
     path = write_figures(figures)
     if as_json:
@@ -128,16 +121,6 @@ def _measure(as_json: bool) -> None:
     else:
         print_figures(figures, _console())
         _console().print(f"written to {path}: takt plan --hardware {path.stem} uses it")
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
 
 
 def _console() -> Console:

@@ -32,10 +32,10 @@ class InlineExecutor:
     max_steps_in_flight = 1
 
     def __init__(self, program: Program) -> None:
-        self._program = program
+        self.program = program
 
     def submit(self, step: StepInput, output: StepOutput) -> None:
-        self._program.run(step, output)
+        self.program.run(step, output)
 
     def wait(self) -> None:
         pass

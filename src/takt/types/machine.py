@@ -108,6 +108,8 @@ class MachineFigures:
 
 
 _KERNEL_INSTRUCTIONS = {
+    # Products of many rows; of few, as avx512.
+    "amx": {"int8": "tdpbusd", "bf16": "vfmadd zmm", "f32": "vfmadd zmm"},
     "avx512": {"int8": "vpdpbusd zmm", "bf16": "vfmadd zmm", "f32": "vfmadd zmm"},
     "avx2": {"int8": "vpmaddubsw ymm", "bf16": "vfmadd ymm", "f32": "vfmadd ymm"},
     "generic": {a: "mulps and addps xmm" for a in ("int8", "bf16", "f32")},

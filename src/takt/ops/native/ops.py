@@ -105,7 +105,7 @@ class NativeOps:
             raise InvariantError("forward called no operator")
         if eager:
             return EagerProgram(self._pool, capture, limits, forward, self._recording)
-        return NativeProgram(self._pool, builder, limits)
+        return NativeProgram(self._pool, capture, limits)
 
     # -- inside `forward` ---------------------------------------------------------------------
     def embed(self, table: _native.Weight, scale: float) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+
 from takt import _native
 from takt.errors import EngineDeadError, InvariantError
+from takt.types.instruction import StepTimes
 from takt.types.step import StepInput, StepLimits, StepOutput, input_layout, output_layout
 
 Emit = Callable[[_native.ProgramBuilder], Any]
@@ -56,11 +59,11 @@ class NativeProgram:
     then) and `EngineDeadError` once the thread pool was aborted.
     """
 
-    def __init__(self, pool: _native.Pool, builder: _native.ProgramBuilder, limits: StepLimits):
+    def __init__(self, pool: _native.Pool, capture: Capture, limits: StepLimits) -> None:
         self._program = _native.Program(
-            pool, builder, input_layout(limits).offsets(), output_layout(limits).offsets()
+            pool, capture.builder, input_layout(limits).offsets(), output_layout(limits).offsets()
         )
-        self._limits = limits
+        self.spans: Sequence[Span] = capture.spans
 
     @property
     def num_instructions(self) -> int:
@@ -70,6 +73,21 @@ class NativeProgram:
     def arena_bytes(self) -> int:
         """Size of one step's intermediates; up to four exist, and cost memory once touched."""
         return self._program.arena_bytes
+
+    def set_profiling(self, is_on: bool) -> None:
+        """Whether each step's times are kept; see `native/program/step_profile.h`."""
+        self._program.set_profiling(is_on)
+
+    def read_profile(self) -> StepTimes:
+        """Of the last step; raises `InvariantError` if it was not profiled."""
+        program = self._program
+        times = np.zeros((program.num_threads, program.num_instructions, 4), dtype=np.int64)
+        stamps = np.zeros(4, dtype=np.int64)
+        try:
+            program.read_profile(times, stamps)
+        except ValueError as error:
+            raise InvariantError(str(error)) from error
+        return StepTimes(times, *(int(stamp) for stamp in stamps))
 
     def run(self, step: StepInput, output: StepOutput) -> None:
         try:
