@@ -59,6 +59,7 @@ def empty_model(num_groups: int) -> LoadedModel:
         ),
         vocab_size=50_000,
         tokenizer=NoTokenizer(),  # type: ignore[arg-type]
+        precision="none",
         num_threads=1,
         max_steps_in_flight=1,
         make_executor=make_executor,

@@ -42,8 +42,8 @@ struct Vector {
 
 SharedVector vector_of(const Vector* v) { return v != nullptr ? v->values : nullptr; }
 
-// (raw uint8 [num_rows, row_bytes], index in QuantType, num_columns)
-using Part = nb::typed<nb::tuple, Bytes, int, int64_t>;
+// (raw uint8 [num_rows, row_bytes], index in QuantType, num_columns, index of the packed type)
+using Part = nb::typed<nb::tuple, Bytes, int, int64_t, int>;
 
 Weight pack_linear(const std::vector<Part>& parts, std::optional<Floats> bias, int num_threads) {
   std::vector<Bytes> kept;  // the buffers, while they are read without the interpreter's lock
@@ -54,7 +54,7 @@ Weight pack_linear(const std::vector<Part>& parts, std::optional<Floats> bias, i
     const Bytes& raw = kept.back();
     matrices.push_back({reinterpret_cast<const std::byte*>(raw.data()),
                         QuantType(nb::cast<int>(part[1])), int64_t(raw.shape(0)),
-                        nb::cast<int64_t>(part[2])});
+                        nb::cast<int64_t>(part[2]), QuantType(nb::cast<int>(part[3]))});
     rows += int64_t(raw.shape(0));
   }
   if (bias && int64_t(bias->shape(0)) != rows) {

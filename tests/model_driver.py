@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from step_driver import StepDriver
+from takt.config import EngineConfig, ModelConfigOptions
+from takt.engine.precision import resolve_policy
 from takt.loading.checkpoint import open_checkpoint
 from takt.models.config import ModelConfig, read_model_config
 from takt.models.decoder import Decoder, load_decoder
 from takt.ops.base import Ops
 from takt.ops.create import create_ops
 from takt.types.kv import KVDtype
+from takt.types.precision import PrecisionInUse
 
 BACKENDS = ("torch", "native")
 
@@ -28,6 +31,15 @@ class DrivenModel:
     decoder: Decoder
     driver: StepDriver
     ops: Ops
+
+
+def precision_of(dtype: str) -> PrecisionInUse | None:
+    """What `--dtype`, or `--quantization`, asks for; `auto` here keeps what is stored."""
+    if dtype == "auto":
+        return None
+    option = "quantization" if dtype in ("int8", "int4", "none") else "dtype"
+    config = EngineConfig(model=ModelConfigOptions(**{option: dtype}))
+    return PrecisionInUse(resolve_policy(config))
 
 
 def drive_model(
@@ -44,7 +56,7 @@ def drive_model(
     checkpoint = open_checkpoint(path)
     try:
         config = read_model_config(checkpoint)
-        decoder = load_decoder(checkpoint, config, ops, dtype=dtype)
+        decoder = load_decoder(checkpoint, config, ops, precision=precision_of(dtype))
     finally:
         checkpoint.close()
     driver_options.setdefault("max_logprobs", config.vocab_size)

@@ -29,6 +29,21 @@ namespace takt {
   return float_from_bits(sign | (magnitude >= 0x0f800000u ? special : finite));
 }
 
+// To nearest, ties to even; too large becomes infinity, a NaN stays one.
+[[gnu::always_inline]] inline uint16_t half_from_float(float x) {
+  const uint32_t bits = bits_from_float(x);
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return uint16_t(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return uint16_t(sign | 0x7c00u);  // 65520 and above
+  if (magnitude < 0x38800000u) {                                  // below 2^-14
+    const float shifted = float_from_bits(magnitude) + 0.5f;      // 0.5's last bit is 2^-24
+    return uint16_t(sign | (bits_from_float(shifted) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);
+  return uint16_t(sign | ((rounded >> 13) - (112u << 10)));
+}
+
 [[gnu::always_inline]] inline float float_from_bf16(uint16_t bf16) {
   return float_from_bits(uint32_t(bf16) << 16);
 }

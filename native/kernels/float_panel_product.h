@@ -1,49 +1,79 @@
-// The products of a panel of f32, f16 or bf16 weights with f32 rows, written once for all
-// instruction sets. Each element has four sums, of the columns k with equal k mod 4 in the order
-// of K, products and sums rounded to f32 one by one; the result is (s0 + s1) + (s2 + s3). So
-// blocks of any size on any instruction set give equal bits.
+// The products of a panel of f32, f16 or bf16 weights, written once for all instruction sets.
+//
+// Each element has two sums, taken in turns along K: of single columns for f32 and f16, whose
+// activations are f32 and whose every step is rounded once (fma); of pairs of columns for bf16, whose
+// activations are bf16 (float_lanes.h says how a pair is added). The result is s0 + s1. So blocks of
+// any size on any instruction set give equal bits.
 #pragma once
-#include "kernels/lanes.h"
+#include "kernels/float_lanes.h"
 #include "kernels/panel.h"
 
 namespace takt::TAKT_ISA {
 
-inline constexpr int kFloatSums = 4;
+// Two, so that a lone row does not wait for every sum; more would leave a block fewer rows.
+inline constexpr int kFloatSums = 2;
 
+// Bytes ahead of the stream that short blocks prefetch: the hardware's prefetchers stop at a page.
+inline constexpr int kFloatPrefetchBytes = 8192;
+
+// How the weights of a step along K meet the row's activations: `load` for all rows of a block,
+// `add` for each.
 template <QuantType kType>
-TAKT_INLINE F32x16 load_weights(const std::byte* from) {
-  if constexpr (kType == QuantType::kF32) return load_f32(from);
-  if constexpr (kType == QuantType::kF16) return load_f16(from);
-  if constexpr (kType == QuantType::kBF16) return load_bf16(from);
-}
+struct FloatStep {
+  using Activation = float;
+  using Weights = F32x16;
+  static constexpr int kCols = 1;
+  static constexpr int kBytes = kPanelRows * panel_spec(kType).bits / 8;
+
+  TAKT_INLINE static Weights load(const std::byte* from) {
+    return kType == QuantType::kF32 ? load_f32(from) : load_f16(from);
+  }
+  TAKT_INLINE static F32x16 add_to(F32x16 sum, Weights w, const float* x) {
+    return fma(w, broadcast(*x), sum);
+  }
+};
+
+template <>
+struct FloatStep<QuantType::kBF16> {
+  using Activation = uint16_t;
+  using Weights = Bf16Pairs;
+  static constexpr int kCols = 2;
+  static constexpr int kBytes = kPanelRows * 4;
+
+  TAKT_INLINE static Weights load(const std::byte* from) { return load_pairs(from); }
+  TAKT_INLINE static F32x16 add_to(F32x16 sum, Weights w, const uint16_t* x) {
+    return add_pairs(sum, w, x);
+  }
+};
 
 template <QuantType kType, int kRows>
 void float_product(const std::byte* panel, int64_t cols, const std::byte* const* rows,
                    float* tile) {
-  constexpr int kStep = panel_spec(kType).block_bytes();
+  using Step = FloatStep<kType>;
+  using Activation = typename Step::Activation;
   F32x16 acc[kRows][kFloatSums];
-  const float* x[kRows];
+  const Activation* x[kRows];
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) {
-    x[i] = reinterpret_cast<const float*>(rows[i]);
+    x[i] = reinterpret_cast<const Activation*>(rows[i]);
     for (int s = 0; s < kFloatSums; ++s) acc[i][s] = zero_f32();
   }
-  const auto step = [&](int64_t k, int s) {
-    const F32x16 w = load_weights<kType>(panel + k * kStep);
-#pragma GCC unroll 8
-    for (int i = 0; i < kRows; ++i) acc[i][s] = add(acc[i][s], mul(w, broadcast(x[i][k])));
+  const auto step = [&](int64_t n, int s) {
+    const std::byte* from = panel + n * Step::kBytes;
+    if constexpr (kRows <= 2) __builtin_prefetch(from + kFloatPrefetchBytes);
+    const typename Step::Weights w = Step::load(from);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) acc[i][s] = Step::add_to(acc[i][s], w, x[i] + n * Step::kCols);
   };
-  int64_t k = 0;
-  for (; k + kFloatSums <= cols; k += kFloatSums) {
-#pragma GCC unroll 4
-    for (int s = 0; s < kFloatSums; ++s) step(k + s, s);
+  const int64_t num_steps = (cols + Step::kCols - 1) / Step::kCols;
+  int64_t n = 0;
+  for (; n + kFloatSums <= num_steps; n += kFloatSums) {
+#pragma GCC unroll 2
+    for (int s = 0; s < kFloatSums; ++s) step(n + s, s);
   }
-  // The last columns, with constant indices so that the sums stay in registers.
-  if (k < cols) step(k, 0);
-  if (k + 1 < cols) step(k + 1, 1);
-  if (k + 2 < cols) step(k + 2, 2);
-  for (int i = 0; i < kRows; ++i) {
-    store(tile + kPanelRows * i, add(add(acc[i][0], acc[i][1]), add(acc[i][2], acc[i][3])));
-  }
+  if (n < num_steps) step(n, 0);
+#pragma GCC unroll 16
+  for (int i = 0; i < kRows; ++i) store(tile + kPanelRows * i, add(acc[i][0], acc[i][1]));
 }
 
 }  // namespace takt::TAKT_ISA

@@ -19,7 +19,8 @@ namespace takt {
 namespace {
 
 #if defined(__x86_64__)
-constexpr std::array<const char*, kNumIsas> kNames = {"amx", "avx512", "avx2", "generic"};
+constexpr std::array<const char*, kNumIsas> kNames = {"amx", "avx512_bf16", "avx512", "avx2",
+                                                       "generic"};
 #else
 constexpr std::array<const char*, kNumIsas> kNames = {"generic"};
 #endif
@@ -53,8 +54,9 @@ int best_isa() {
                       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                       __builtin_cpu_supports("avx512vnni");
-  if (avx512) return has_amx() ? 0 : 1;
-  return avx2 ? 2 : 3;
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) return has_amx() ? 0 : 1;
+  if (avx512) return 2;
+  return avx2 ? 3 : 4;
 #else
   return 0;
 #endif

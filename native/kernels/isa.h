@@ -14,8 +14,8 @@
 //     kTables[isa_index()]->foo(x, out);
 //   }
 //
-// The set "amx" is "avx512" with a matrix unit for products of int8 rows (tile_kernels.h); its other
-// kernels are those of "avx512".
+// The set "amx" is "avx512_bf16" with a matrix unit for products of int8 rows (tile_kernels.h); its
+// other kernels are those of "avx512_bf16".
 //
 // Everything else in an *_isa.cc lies in an anonymous namespace or in takt::TAKT_ISA. An inline
 // function or a template of another namespace (std's too) that the compiler does not inline would
@@ -26,8 +26,11 @@
 namespace takt {
 
 #if defined(__x86_64__)
-inline constexpr int kNumIsas = 4;
+inline constexpr int kNumIsas = 5;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
+  namespace avx512_bf16 {                   \
+  extern const Table name;                  \
+  }                                         \
   namespace avx512 {                        \
   extern const Table name;                  \
   }                                         \
@@ -37,7 +40,8 @@ inline constexpr int kNumIsas = 4;
   namespace generic {                       \
   extern const Table name;                  \
   }
-#define TAKT_ISA_TABLES(name) {&avx512::name, &avx512::name, &avx2::name, &generic::name}
+#define TAKT_ISA_TABLES(name)                                                \
+  {&avx512_bf16::name, &avx512_bf16::name, &avx512::name, &avx2::name, &generic::name}
 #else
 inline constexpr int kNumIsas = 1;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \

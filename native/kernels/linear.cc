@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/float_linear.h"
 #include "kernels/linear_kernels.h"
 #include "kernels/packed_matrix.h"
 #include "kernels/tile_kernels.h"
@@ -36,19 +37,23 @@ struct PassRows {
   int num;
   size_t stride;  // bytes from each to the next; 0: they are not equally far apart
 
-  PassRows(const ActivationRows& x, bool is_float, int begin, int end) : num(end - begin) {
-    for (int i = 0; i < num; ++i) {
-      rows[i] = is_float ? reinterpret_cast<const std::byte*>(x.f32[begin + i])
-                         : reinterpret_cast<const std::byte*>(x.q8[begin + i].q);
-    }
+  PassRows(const ActivationRows& x, QuantType type, int begin, int end) : num(end - begin) {
+    for (int i = 0; i < num; ++i) rows[i] = row(x, type, begin + i);
     stride = num > 1 ? size_t(rows[1] - rows[0]) : 0;
     for (int i = 2; i < num; ++i) {
       if (size_t(rows[i] - rows[i - 1]) != stride) stride = 0;
     }
   }
+
+ private:
+  static const std::byte* row(const ActivationRows& x, QuantType type, int i) {
+    if (type == QuantType::kBF16) return reinterpret_cast<const std::byte*>(x.bf16[i]);
+    if (panel_spec(type).is_float()) return reinterpret_cast<const std::byte*>(x.f32[i]);
+    return reinterpret_cast<const std::byte*>(x.q8[i].q);
+  }
 };
 
-// The rows times one panel, for a few rows, or any number of f32 rows.
+// A few rows times one panel.
 void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte* panel,
                   int64_t cols, const PassRows& pass, float* tile) {
   const StreamProduct* stream = kernels.stream[int(type)];
@@ -69,11 +74,15 @@ void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, con
                      float* tiles) {
   static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
   const LinearKernels& kernels = *kTables[isa_index()];
-  const BlockProduct block = kernels.block[int(type)];
-  if (pass.num <= kMaxStreamRows || block == nullptr) {
+  if (pass.num <= kMaxStreamRows || panel_spec(type).is_float()) {
     for (int p = 0; p < panels.num; ++p) {
-      stream_panel(kernels, type, panels.first + size_t(p) * panels.panel_bytes, cols, pass,
-                   tiles + p * kPassRows * kPanelRows);
+      const std::byte* panel = panels.first + size_t(p) * panels.panel_bytes;
+      float* tile = tiles + p * kPassRows * kPanelRows;
+      if (panel_spec(type).is_float()) {
+        multiply_float_panel(type, panel, cols, pass.rows, pass.num, tile);
+      } else {
+        stream_panel(kernels, type, panel, cols, pass, tile);
+      }
     }
     return;
   }
@@ -83,13 +92,13 @@ void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, con
     return;
   }
 #endif
-  block(panels, cols, pass.rows, pass.num, tiles);
+  kernels.block[int(type)](panels, cols, pass.rows, pass.num, tiles);
 }
 
 // Rows [begin, end) of x times one part's rows [first, last).
 void multiply_part(const PackedMatrix& w, const PackedPart& part, int64_t first, int64_t last,
                    const ActivationRows& x, int begin, int end, Output out) {
-  const PassRows pass(x, panel_spec(part.type).is_float(), begin, end);
+  const PassRows pass(x, part.type, begin, end);
   const int64_t end_panel = (last + kPanelRows - 1) / kPanelRows;
   alignas(64) float tiles[kBlockPanels * kPassRows * kPanelRows];
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "kernels/activation.h"
@@ -15,12 +16,16 @@ enum class QuantType : uint8_t {
   kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ5_0, kQ5_1, kQ8_0, kQ4_K, kQ5_K, kQ6_K
 };
 
-// One matrix of the model file: `rows` x `cols`, `raw` as the file stores it.
+// One matrix of the model file: `rows` x `cols`, `raw` as the file stores it. It is packed in its own
+// type, or converted to `packed_type`: F32, F16, BF16, Q8_0 or Q4_1.
 struct RawMatrix {
   const std::byte* raw;
   QuantType type;
   int64_t rows;
   int64_t cols;
+  std::optional<QuantType> packed_type = std::nullopt;
+
+  QuantType target() const { return packed_type.value_or(type); }
 };
 
 // Rows of one or more matrices, stacked, repacked into panels of 16 rows for streaming.
@@ -32,20 +37,24 @@ class PackedWeight {
   virtual int64_t rows() const = 0;    // logical output features
   virtual int64_t cols() const = 0;    // K
   virtual bool needs_q8() const = 0;   // some part takes int8 rows
-  virtual bool needs_f32() const = 0;  // some part takes f32 rows
+  virtual bool needs_f32() const = 0;  // some part takes f32 rows, or bf16 ones made of them
+  virtual bool needs_bf16() const = 0;  // some part takes bf16 rows
   virtual size_t bytes() const = 0;    // memory it holds
 };
 
-// Packs with `num_threads` threads. `bias` has rows() floats or is null; it is copied.
-// Throws std::invalid_argument with a sentence if shapes do not agree.
+// Packs with `num_threads` threads, converting row by row: no matrix ever exists in f32. `bias` has
+// rows() floats or is null; it is copied. Throws std::invalid_argument with a sentence if shapes do
+// not agree, or where a value is too large for the type it is converted to.
 std::unique_ptr<PackedWeight> pack_weight(std::span<const RawMatrix> parts, const float* bias,
                                           int num_threads);
 
-// The rows a product is taken with: pointer arrays of m entries each; the one that the weight does
-// not need may be null. Rows are contiguous along K; a Q8Row is one that q8_row_at gave for cols().
+// The rows a product is taken with: pointer arrays of m entries each; those that the weight does not
+// need may be null. Rows are contiguous along K; a Q8Row is one that q8_row_at gave for cols(), a bf16
+// row one that round_row_to_bf16 (round_bf16.h) wrote.
 struct ActivationRows {
   const Q8Row* q8;
   const float* const* f32;
+  const uint16_t* const* bf16;
   int m;
 };
 

@@ -1,6 +1,5 @@
-// The table of products for one instruction set.
+// The table of products with quantised weights for one instruction set.
 #include "kernels/block_product.h"
-#include "kernels/float_panel_product.h"
 #include "kernels/linear_kernels.h"
 #include "kernels/panel_product.h"
 
@@ -18,12 +17,8 @@ constexpr int kBlockRows = 4;
 
 template <QuantType kType>
 constexpr void fill(LinearKernels& out) {
-  StreamProduct* stream = out.stream[int(kType)];
-  if constexpr (panel_spec(kType).is_float()) {
-    stream[1] = &float_product<kType, 1>;
-    stream[2] = &float_product<kType, 2>;
-    stream[4] = &float_product<kType, 4>;
-  } else {
+  if constexpr (!panel_spec(kType).is_float()) {
+    StreamProduct* stream = out.stream[int(kType)];
     stream[1] = &quant_product<kType, 1>;
     stream[2] = &quant_product<kType, 2>;
     stream[3] = &quant_product<kType, 3>;

@@ -15,8 +15,8 @@ inline constexpr int kMaxStreamRows = 4;
 
 inline constexpr int kBlockPanels = 4;
 
-// Product of one panel with rows of x, each the start of a q8 row (activation.h) or of `cols`
-// floats: tile[i * 16 + r] is row i of x times row r of the panel.
+// Product of one panel with rows of x, each the start of a q8 row (activation.h): tile[i * 16 + r] is
+// row i of x times row r of the panel.
 using StreamProduct = void (*)(const std::byte* panel, int64_t cols, const std::byte* const* rows,
                                float* tile);
 
@@ -33,8 +33,7 @@ using BlockProduct = void (*)(const PanelBlock& panels, int64_t cols, const std:
                               int num_rows, float* tiles);
 
 // stream[type][m] is for m rows; null where a build has no kernel of that size, but never for the
-// largest, kMaxStreamRows. block[type] is null for float types, whose rows
-// pass in groups of the largest size.
+// largest, kMaxStreamRows. All are null for float types (float_linear.h).
 struct LinearKernels {
   StreamProduct stream[kNumQuantTypes][kMaxStreamRows + 1];
   BlockProduct block[kNumQuantTypes];

@@ -16,7 +16,7 @@ struct QuantBlock {
   uint8_t q[256];   // unsigned; signed types moved up by PanelSpec::zero
 };
 
-// Bytes of block_cols() columns in the file.
+// Bytes of block_cols() columns in the file, of one column of a float type.
 constexpr int file_block_bytes(QuantType type) {
   switch (type) {
     case QuantType::kF32: return 4;

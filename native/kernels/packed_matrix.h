@@ -40,8 +40,15 @@ class PackedMatrix final : public PackedWeight {
 
   int64_t rows() const override { return rows_; }
   int64_t cols() const override { return cols_; }
-  bool needs_q8() const override { return has_part(false); }
-  bool needs_f32() const override { return has_part(true); }
+  bool needs_q8() const override {
+    return has_part([](QuantType type) { return !panel_spec(type).is_float(); });
+  }
+  bool needs_f32() const override {
+    return has_part([](QuantType type) { return panel_spec(type).is_float(); });
+  }
+  bool needs_bf16() const override {
+    return has_part([](QuantType type) { return type == QuantType::kBF16; });
+  }
   size_t bytes() const override { return bytes_ + bias_.size() * sizeof(float); }
 
   const std::vector<PackedPart>& parts() const { return parts_; }
@@ -51,9 +58,10 @@ class PackedMatrix final : public PackedWeight {
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
  private:
-  bool has_part(bool is_float) const {
+  template <class Wanted>
+  bool has_part(Wanted wanted) const {
     for (const PackedPart& part : parts_) {
-      if (panel_spec(part.type).is_float() == is_float) return true;
+      if (wanted(part.type)) return true;
     }
     return false;
   }

@@ -1,6 +1,8 @@
 // Layout of packed weights: panels of 16 rows, streamed along K from one address upwards.
 //
-// Float types: for each k the 16 rows' elements, in their own type.
+// Float types: for each k the 16 rows' elements, in their own type. bf16: for each two columns the 16
+// rows' pairs, the even column first; an odd last column is paired with 0. Magnitudes below 2^-56 are
+// 0 (round_bf16.h).
 //
 // Quantised types: every weight is scale * (q - zero) + min with an unsigned q of `bits` bits. A
 // panel is a row of blocks, one for 32 columns (or 256: the K types, whose block begins with two
@@ -38,6 +40,7 @@ struct PanelSpec {
   int bits;
   int zero;
   Scales scales;
+  int float_cols = 0;  // columns whose elements lie side by side, of float types
 
   constexpr bool is_float() const { return scales == Scales::kNone; }
   constexpr bool has_min() const {
@@ -47,23 +50,28 @@ struct PanelSpec {
     return scales == Scales::kSuperMin || scales == Scales::kSuperHalf;
   }
   constexpr int groups_per_block() const { return is_super() ? 8 : 1; }
-  // Columns must be a multiple of this.
-  constexpr int block_cols() const { return is_float() ? 1 : 32 * groups_per_block(); }
+  // Columns must be a multiple of this, but for float types.
+  constexpr int block_cols() const { return is_float() ? float_cols : 32 * groups_per_block(); }
   constexpr int header_bytes() const {
     return scales == Scales::kSuperMin ? 64 : scales == Scales::kSuperHalf ? 32 : 0;
   }
   constexpr int group_scale_bytes() const { return scales == Scales::kGroupMin ? 64 : 32; }
   constexpr int group_bytes() const { return group_scale_bytes() + kVectorBytes * bits; }
   constexpr int block_bytes() const {
-    return is_float() ? kPanelRows * bits / 8 : header_bytes() + groups_per_block() * group_bytes();
+    return is_float() ? kPanelRows * bits / 8 * float_cols
+                      : header_bytes() + groups_per_block() * group_bytes();
+  }
+  // Of a panel of `cols` columns; the last pair of a float type may be half empty.
+  constexpr size_t panel_bytes(int64_t cols) const {
+    return size_t((cols + block_cols() - 1) / block_cols()) * size_t(block_bytes());
   }
 };
 
 constexpr PanelSpec panel_spec(QuantType type) {
   switch (type) {
-    case QuantType::kF32: return {32, 0, Scales::kNone};
-    case QuantType::kF16: return {16, 0, Scales::kNone};
-    case QuantType::kBF16: return {16, 0, Scales::kNone};
+    case QuantType::kF32: return {32, 0, Scales::kNone, 1};
+    case QuantType::kF16: return {16, 0, Scales::kNone, 1};
+    case QuantType::kBF16: return {16, 0, Scales::kNone, 2};
     case QuantType::kQ4_0: return {4, 8, Scales::kGroup};
     case QuantType::kQ4_1: return {4, 0, Scales::kGroupMin};
     case QuantType::kQ5_0: return {5, 16, Scales::kGroup};

@@ -1,5 +1,6 @@
 #include "program/product.h"
 
+#include "kernels/round_bf16.h"
 #include "program/step_context.h"
 #include "program/tiling.h"
 
@@ -8,6 +9,9 @@ namespace {
 
 // Quantised groups of outputs must not straddle tiles.
 constexpr int64_t kAlign = kGroup;
+
+// Elements from one bf16 row to the next: pairs are whole, rows begin on 64-byte borders.
+int64_t bf16_stride(const PackedWeight& w) { return (w.cols() + 31) / 32 * 32; }
 
 size_t widest_tile(int64_t max_rows, const auto& grid_of) {
   size_t most = 0;
@@ -29,7 +33,23 @@ size_t ProductRows::scratch_bytes(const PackedWeight& w, int64_t num_rows) {
   if (w.needs_f32()) {
     bytes += Scratch::bytes<const float*>(num_rows) + Scratch::bytes<float>(w.cols() * num_rows);
   }
+  if (w.needs_bf16()) {
+    bytes += Scratch::bytes<const uint16_t*>(num_rows) +
+             Scratch::bytes<uint16_t>(bf16_stride(w) * num_rows);
+  }
   return bytes;
+}
+
+// A tile has many columns of weights for each that is rounded here, so that keeping the rounded rows
+// as a form of their own would save next to nothing.
+void ProductRows::round_to_bf16(Scratch& scratch, const PackedWeight& w) {
+  const uint16_t** bf16 = scratch.take<const uint16_t*>(rows_.m);
+  uint16_t* to = scratch.take<uint16_t>(bf16_stride(w) * rows_.m);
+  for (int i = 0; i < rows_.m; ++i, to += bf16_stride(w)) {
+    round_row_to_bf16(rows_.f32[i], w.cols(), to);
+    bf16[i] = to;
+  }
+  rows_.bf16 = bf16;
 }
 
 Linear::Linear(const StepLimits& limits, int num_threads, int x,

@@ -31,6 +31,7 @@ class ProductRows {
       for (int i = 0; i < num_rows; ++i) f32[i] = x.f32(row_of(i), gathered + i * w.cols());
       rows_.f32 = f32;
     }
+    if (w.needs_bf16()) round_to_bf16(scratch, w);
   }
 
   const ActivationRows& rows() const { return rows_; }
@@ -38,7 +39,9 @@ class ProductRows {
   static size_t scratch_bytes(const PackedWeight& w, int64_t num_rows);
 
  private:
-  ActivationRows rows_{nullptr, nullptr, 0};
+  void round_to_bf16(Scratch& scratch, const PackedWeight& w);
+
+  ActivationRows rows_{nullptr, nullptr, nullptr, 0};
 };
 
 // x @ w.T + bias.

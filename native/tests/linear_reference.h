@@ -9,6 +9,7 @@
 
 #include "kernels/activation.h"
 #include "kernels/linear.h"
+#include "kernels/round_bf16.h"
 
 namespace takt::test {
 
@@ -157,6 +158,8 @@ struct RandomRows {
   std::vector<std::byte> memory;
   std::vector<Q8Row> q8;
   std::vector<const float*> f32_rows;
+  std::vector<std::vector<uint16_t>> bf16;
+  std::vector<const uint16_t*> bf16_rows;
 
   // The int8 form is made where k is a multiple of 32.
   RandomRows(int m, int64_t k, std::mt19937& rng) : k(k), f32(size_t(m)) {
@@ -168,7 +171,10 @@ struct RandomRows {
         row[size_t(i)] = size * std::normal_distribution<float>()(rng);
       }
       f32_rows.push_back(row.data());
+      bf16.emplace_back(size_t(k + k % 2), uint16_t{0xa5a5});
+      round_row_to_bf16(row.data(), k, bf16.back().data());
     }
+    for (const auto& row : bf16) bf16_rows.push_back(row.data());
     if (k % 32 == 0) quantize();
   }
 
@@ -185,10 +191,15 @@ struct RandomRows {
     }
   }
 
-  ActivationRows view(int m) const { return {q8.data(), f32_rows.data(), m}; }
+  ActivationRows view(int m) const { return {q8.data(), f32_rows.data(), bf16_rows.data(), m}; }
 
   // The activation a product with weights of `type` takes.
   double at(QuantType type, int row, int64_t col) const {
+    if (type == QuantType::kBF16) {
+      const uint16_t bits = bf16[size_t(row)][size_t(col)];
+      const uint8_t bytes[2] = {uint8_t(bits), uint8_t(bits >> 8)};
+      return float_value(type, bytes);
+    }
     if (is_float_type(type)) return double(f32[size_t(row)][size_t(col)]);
     const Q8Row& r = q8[size_t(row)];
     return double(r.scale[col / 32]) * r.q[col];

@@ -37,8 +37,8 @@ struct Expected {
 };
 
 // Element n of row i of the product, and how far from it f32 arithmetic may end. A running total
-// rounds at most twice for each group of 32 (float types: each of 4 totals once for each fourth
-// column), a group's own factors at most 4 times, the last sums and the bias 3 times; each rounding
+// rounds at most twice for each group of 32 (float types: each of 2 totals once for each second
+// column, of bf16 pairs twice for each second pair), a group's own factors at most 4 times, the last sums and the bias 3 times; each rounding
 // errs by at most 2^-24 of the magnitudes that were added. A minimum is multiplied by a sum of activations,
 // whose magnitude is at most the sum of theirs.
 Expected expected_product(const RandomMatrix& w, const RandomRows& x, int i, int64_t n,
@@ -51,7 +51,7 @@ Expected expected_product(const RandomMatrix& w, const RandomRows& x, int i, int
     value += (t.scaled + t.min) * activation;
     magnitude += (std::abs(t.scaled) + std::abs(t.min)) * std::abs(activation);
   }
-  const int64_t num_sums = is_float_type(w.type) ? w.cols / 4 : w.cols / 32 * 2;
+  const int64_t num_sums = is_float_type(w.type) ? w.cols / 2 : w.cols / 32 * 2;
   return {value, double(num_sums + 7) * std::ldexp(magnitude, -24)};
 }
 
@@ -103,7 +103,7 @@ void batches_equal_single_rows(QuantType type) {
   std::vector<float> single(size_t(max_m) * rows);
   for (int i = 0; i < max_m; ++i) {
     const ActivationRows one = {x.q8.empty() ? nullptr : &x.q8[size_t(i)], &x.f32_rows[size_t(i)],
-                                1};
+                                &x.bf16_rows[size_t(i)], 1};
     linear(*w, 0, rows, one, single.data() + i * rows, rows);
   }
   for (const char* isa : available_isas()) {

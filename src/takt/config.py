@@ -28,9 +28,16 @@ class ModelConfigOptions:
     )
     dtype: str = _option(
         "auto",
-        "auto keeps the file's packed weights with int8 activations; float32 computes everything "
-        "in fp32; bfloat16 and float16 store unpacked weights in that type.",
+        "auto keeps quantised weights and makes float weights int8, both with int8 activations; "
+        "float32 computes everything in fp32; bfloat16 rounds weights and activations to bf16; "
+        "float16 keeps weights in fp16 and activations in fp32.",
         choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    quantization: str = _option(
+        "auto",
+        "auto follows --dtype; int8 and int4 convert all weights while they are loaded; none keeps "
+        "float weights as stored and unpacks quantised ones to bf16.",
+        choices=("auto", "none", "int8", "int4"),
     )
     backend: str = _option(
         "native",

@@ -272,6 +272,7 @@ def fake_model(
         kv_shape=KVShape(groups=groups, num_kv_heads=1, head_dim=2, max_model_len=MAX_MODEL_LEN),
         vocab_size=VOCAB_SIZE,
         tokenizer=FakeTokenizer(),
+        precision="fake",
         num_threads=1,
         max_steps_in_flight=max_steps_in_flight,
         make_executor=make_executor,

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from fake_checkpoint import FakeCheckpoint
+from model_driver import precision_of
 from takt.errors import ConfigError, ModelError
+from takt.loading.convert import bfloat16_bits, converted
 from takt.loading.dequantize import dequantize
 from takt.models.config import read_model_config
 from takt.models.decoder import Decoder, load_decoder
-from takt.models.weights import WeightReader, bfloat16_bits
+from takt.models.weights import WeightReader
+from takt.types.precision import Operator
 from takt.types.quant import QuantTensor, QuantType
 
 HIDDEN, HEADS, HEAD_DIM, MLP, VOCAB = 32, 2, 8, 64, 40
@@ -65,7 +68,8 @@ def gguf_checkpoint(architecture: str = "llama", **extra: np.ndarray) -> FakeChe
 
 def load(checkpoint: FakeCheckpoint, dtype: str = "auto", **options: Any) -> Decoder:
     config = read_model_config(checkpoint)
-    return load_decoder(checkpoint, config, RecordingOps(), dtype=dtype, **options)  # type: ignore[arg-type]
+    ops: Any = RecordingOps()
+    return load_decoder(checkpoint, config, ops, precision=precision_of(dtype), **options)
 
 
 def test_rows_of_llama_queries_and_keys_are_put_in_halves() -> None:
@@ -120,17 +124,30 @@ def test_rope_divisors_of_the_file_are_used() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "kind"),
-    [("auto", "F32"), ("float32", "F32"), ("bfloat16", "BF16"), ("float16", "F16")],
+    [
+        ("auto", "F32"),
+        ("float32", "F32"),
+        ("bfloat16", "BF16"),
+        ("float16", "F16"),
+        ("int8", "Q8_0"),
+        ("int4", "Q4_1"),
+        ("none", "F32"),
+    ],
 )
-def test_dtype_is_how_matrices_are_stored(dtype: str, kind: str) -> None:
+def test_policy_is_how_matrices_are_packed(dtype: str, kind: str) -> None:
     checkpoint = gguf_checkpoint()
     decoder = load(checkpoint, dtype)
     (down,), _ = decoder.layers[0].down
-    assert down.type is QuantType[kind]
+    (head,), _ = decoder.head
+    assert converted(down).type is QuantType[kind]
+    assert converted(head).type is QuantType["Q8_0" if dtype == "int4" else kind]
     stored = checkpoint.values["blk.0.ffn_down.weight"]
-    # Half the distance between neighbours is 2^-8 of a bfloat16, 2^-11 (or 2^-25) of a float16.
-    tolerance = {"F32": 0.0, "BF16": 2.0**-8, "F16": 2.0**-11}[kind]
-    np.testing.assert_allclose(dequantize(down), stored, rtol=tolerance, atol=2.0**-25)
+    # Half the distance between neighbours is 2^-8 of a bfloat16, 2^-11 (or 2^-25) of a float16, and
+    # half a step of a grid from -4 to 4 of the widest group.
+    step = {"Q8_0": 4 / 127, "Q4_1": 8 / 15}.get(kind, 0.0)
+    tolerance = {"BF16": 2.0**-8, "F16": 2.0**-11}.get(kind, 0.0)
+    values = dequantize(converted(down))
+    np.testing.assert_allclose(values, stored, rtol=tolerance, atol=2.0**-25 + step / 2)
     assert decoder.layers[0].input_norm.dtype == np.float32
 
 
@@ -142,21 +159,21 @@ def test_dtype_is_how_matrices_are_stored(dtype: str, kind: str) -> None:
 def test_embedding_scale_is_rounded_as_the_table_is(dtype: str, scale: float) -> None:
     checkpoint = gguf_checkpoint()
     config = dataclasses.replace(read_model_config(checkpoint), scale_embedding=True)
-    decoder = load_decoder(checkpoint, config, RecordingOps(), dtype=dtype)  # type: ignore[arg-type]
+    ops: Any = RecordingOps()
+    decoder = load_decoder(checkpoint, config, ops, precision=precision_of(dtype))
     assert decoder.embedding_scale == scale
     assert load(checkpoint, dtype).embedding_scale == 1.0
 
 
-def test_unknown_dtype_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'int4' is not one of: auto, float32"):
-        load(gguf_checkpoint(), "int4")
-
-
-def test_values_beyond_float16_are_refused() -> None:
-    checkpoint = gguf_checkpoint()
-    checkpoint.values["blk.0.ffn_up.weight"][3, 4] = 1e6
-    with pytest.raises(ModelError, match=r"blk\.0\.ffn_up\.weight holds 1e\+06"):
-        load(checkpoint, "float16")
+def test_columns_that_fill_no_group_stay_as_stored_or_are_refused() -> None:
+    columns = {"blk.0.ffn_down.weight": np.ones((HIDDEN, MLP), np.float32)}
+    reader = WeightReader(FakeCheckpoint("gguf", {}, columns), lambda *_: QuantType.Q4_K)
+    with pytest.raises(ConfigError, match=r"ffn_down\.weight has 64 columns.*groups of 256"):
+        reader.matrix("blk.0.ffn_down.weight", HIDDEN, MLP)
+    precision = precision_of("int8")
+    assert precision is not None
+    assert precision.packed_type(Operator.DOWN, QuantType.BF16, 48) is QuantType.BF16
+    assert precision.packed_type(Operator.DOWN, QuantType.BF16, 64) is QuantType.Q8_0
 
 
 def test_bfloat16_rounds_to_nearest_even() -> None:
@@ -211,7 +228,7 @@ def test_reader_counts_what_it_skips() -> None:
     checkpoint = FakeCheckpoint(
         "safetensors", {}, {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(4)}
     )
-    reader = WeightReader(checkpoint, "auto")
+    reader = WeightReader(checkpoint, lambda name, stored, num_columns: stored)
     with pytest.raises(ModelError, match="no place"):
         reader.finish(())
     reader.finish((".rotary_emb.inv_freq",))

@@ -144,7 +144,7 @@ _REFUSED_BY_REASON: dict[str, str] = {
         --show-hidden-metrics-for-version --sse-keep-alive-interval --ssl-ca-certs
         --ssl-cert-reqs --ssl-ciphers --stream-interval --swa-bounded-replay
         --tokenizer-revision --use-tqdm-on-load --watermark --watermark-config
-        --allow-credentials --allowed-methods --allowed-headers --quantization""",
+        --allow-credentials --allowed-methods --allowed-headers""",
 }
 
 _WITH_NEUTRAL_VALUES: dict[str, Refused] = {
@@ -162,6 +162,7 @@ _HARMLESS_SWITCHES = ("--disable-log-stats", "--enable-prompt-tokens-details")
 """Switches that ask for what Takt does anyway; accepted, and said so in the reference."""
 
 _MAPPED: dict[str, Mapped] = {
+    "-q": Mapped("--quantization"),
     "--max-num-queued-reqs": Mapped("--max-num-waiting"),
     "--shutdown-timeout": Mapped("--drain-timeout-seconds"),
     "--uvicorn-log-level": Mapped("--log-level"),

@@ -30,6 +30,8 @@ class LoadedModel:
     kv_shape: KVShape
     vocab_size: int
     tokenizer: Tokenizer
+    precision: str
+    """The precision policy and what it gave this model, in one line."""
     num_threads: int
     max_steps_in_flight: int
     make_executor: Callable[[EngineSizes], Executor]
@@ -81,6 +83,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         ),
         sizes=sizes,
         num_threads=model.num_threads,
+        precision=model.precision,
         clock=clock,
         on_close=model.close,
         step_time=learned,

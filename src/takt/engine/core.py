@@ -44,6 +44,7 @@ class EngineCore:
         rules: RequestRules,
         sizes: EngineSizes,
         num_threads: int,
+        precision: str,
         clock: Clock,
         on_close: Callable[[], None],
         step_time: LearnedStepTime | None = None,
@@ -54,6 +55,7 @@ class EngineCore:
         self._rules = rules
         self.sizes = sizes
         self.num_threads = num_threads
+        self.precision = precision
         self._clock = clock
         self._on_close = on_close
         self._step_time = step_time

@@ -8,6 +8,7 @@ from pathlib import Path
 from takt.config import EngineConfig
 from takt.engine.build import LoadedModel
 from takt.engine.executor import Executor, InlineExecutor
+from takt.engine.precision import resolve_policy
 from takt.engine.sizing import EngineSizes, KVShape
 from takt.loading.checkpoint import open_checkpoint
 from takt.loading.hub import resolve_model
@@ -15,6 +16,7 @@ from takt.loading.tokenizer import load_tokenizer
 from takt.models.config import read_model_config
 from takt.models.decoder import load_decoder
 from takt.ops.create import create_ops
+from takt.types.precision import PrecisionInUse
 
 OnProgress = Callable[[str, int, int], None]
 """Stage, done, total; total is 0 where it isn't known."""
@@ -22,6 +24,7 @@ OnProgress = Callable[[str, int, int], None]
 
 def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> LoadedModel:
     """Resolves, reads and packs the model that `config` names; raises `TaktError`s."""
+    precision = PrecisionInUse(resolve_policy(config))
     resolved = resolve_model(config.model.model, on_progress)
     checkpoint = open_checkpoint(Path(resolved.path), config.model.load_format)
     try:
@@ -31,7 +34,7 @@ def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> L
             checkpoint,
             model,
             ops,
-            dtype=config.model.dtype,
+            precision=precision,
             on_progress=None
             if on_progress is None
             else lambda done, total: on_progress("Loading", done, total),
@@ -59,6 +62,7 @@ def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> L
         ),
         vocab_size=model.vocab_size,
         tokenizer=tokenizer,
+        precision=precision.describe(),
         num_threads=getattr(ops, "num_threads", 1),
         max_steps_in_flight=1,
         make_executor=make_executor,

@@ -136,6 +136,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     load_seconds: float
     load: LoadSnapshot | None = None
     """Of the idle engine, where it keeps targets."""
+    precision: str = ""
+    """The precision policy and what it gave the model, in one line."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

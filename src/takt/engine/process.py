@@ -183,6 +183,7 @@ def _serve(
             num_threads=core.num_threads,
             load_seconds=time.monotonic() - started,
             load=core.load(),
+            precision=core.precision,
         )
     )
     try:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from takt.loading.base import Checkpoint
+from takt.loading.convert import bfloat16_bits
 from takt.models.architecture import LayerConfig, ModelConfig
 from takt.models.rope import RopeConfig
 from takt.models.tensor_names import TensorNames, tensor_names
-from takt.models.weights import WeightReader, bfloat16_bits
+from takt.models.weights import WeightReader
 from takt.ops.base import AttentionSpec, Ops, Weight
+from takt.types.precision import Operator, PrecisionInUse
 from takt.types.quant import QuantTensor, QuantType
 
 
@@ -71,17 +73,26 @@ def load_decoder(
     config: ModelConfig,
     ops: Ops,
     *,
-    dtype: str = "auto",
+    precision: PrecisionInUse | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Decoder:
     """Reads and packs all weights, one tensor at a time.
 
-    `dtype` is `auto` (as the file stores them), `float32`, `bfloat16` or `float16`; `on_progress`
-    is told bytes read and bytes in all. Raises `ModelError` where tensors and configuration do not
+    `precision` says what matrices are packed as; None keeps what the file stores. `on_progress` is
+    told bytes read and bytes in all. Raises `ModelError` where tensors and configuration do not
     agree, naming file, tensor and shapes.
     """
-    reader = WeightReader(checkpoint, dtype, on_progress)
     names = tensor_names(checkpoint.format, post_norms=config.post_norms)
+
+    def packed_type(name: str, stored: QuantType, num_columns: int) -> QuantType:
+        if precision is None:
+            return stored
+        operator = names.operator_of(name)
+        if operator is Operator.EMBED and config.tie_word_embeddings:
+            operator = Operator.HEAD  # one table, and the head computes with it
+        return precision.packed_type(operator, stored, num_columns)
+
+    reader = WeightReader(checkpoint, packed_type, on_progress)
     loader = _LayerLoader(reader, names, config, ops)
     table = reader.matrix(names.embedding, config.vocab_size, config.hidden_size)
     embedding = ops.pack_linear([table])
@@ -204,9 +215,10 @@ def _embedding_scale(config: ModelConfig, table: QuantTensor) -> float:
     if not config.scale_embedding:
         return 1.0
     scale = np.float32(math.sqrt(config.hidden_size))
-    if table.type is QuantType.F16:
+    kind = table.packed_type or table.type
+    if kind is QuantType.F16:
         return float(np.float16(scale))
-    if table.type is QuantType.BF16:
+    if kind is QuantType.BF16:
         bits = bfloat16_bits(np.array([scale])).astype(np.uint32) << np.uint32(16)
         return float(bits.view(np.float32)[0])
     return float(scale)

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from takt.errors import ModelError
+from takt.errors import InvariantError, ModelError
+from takt.types.precision import Operator
+
+_INDEX = re.compile(r"\.\d+\.")
+_OPERATORS = {
+    "q": Operator.QKV,
+    "k": Operator.QKV,
+    "v": Operator.QKV,
+    "output": Operator.OUTPUT,
+    "gate": Operator.GATE_UP,
+    "up": Operator.GATE_UP,
+    "down": Operator.DOWN,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +33,18 @@ class TensorNames:
 
     def of(self, role: str, layer: int) -> str:
         return self.roles[role].format(layer)
+
+    def operator_of(self, name: str) -> Operator:
+        """Class of the operator whose weights a matrix is."""
+        if name == self.embedding:
+            return Operator.EMBED
+        if name == self.head:
+            return Operator.HEAD
+        module = _INDEX.sub(".{}.", name.removesuffix(".weight"), count=1)
+        for role, pattern in self.roles.items():
+            if pattern == module:
+                return _OPERATORS.get(role, Operator.NORM)
+        raise InvariantError(f"tensor {name} has no role in a decoder")
 
 
 def tensor_names(checkpoint_format: str, *, post_norms: bool) -> TensorNames:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,31 +12,23 @@ from takt.loading.base import Checkpoint, TensorInfo
 from takt.loading.dequantize import dequantize
 from takt.types.quant import QuantTensor, QuantType
 
-_STORED_TYPES = {
-    "auto": None,
-    "float32": QuantType.F32,
-    "bfloat16": QuantType.BF16,
-    "float16": QuantType.F16,
-}
-
 
 class WeightReader:
     """Reads tensors one by one; remembers which were read.
 
-    `dtype` is `auto` (as stored), or the type that matrices are unpacked to. `on_progress` is told
-    bytes read and bytes in all. Every error names the file, the tensor and the shapes.
+    `packed_type(name, stored, num_columns)` is the type that a matrix is to be packed as.
+    `on_progress` is told bytes read and bytes in all. Every error names the file, the tensor and
+    the shapes.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        dtype: str,
+        packed_type: Callable[[str, QuantType, int], QuantType],
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        if dtype not in _STORED_TYPES:
-            raise ConfigError(f"--dtype {dtype!r} is not one of: {', '.join(_STORED_TYPES)}")
         self._checkpoint = checkpoint
-        self._stored_type = _STORED_TYPES[dtype]
+        self._packed_type = packed_type
         self._on_progress = on_progress
         self._unread = set(checkpoint.tensors)
         self._bytes_done = 0
@@ -56,7 +49,15 @@ class WeightReader:
         if interleaved_heads is not None:
             raw = _halves_from_pairs(tensor.raw, interleaved_heads)
             tensor = QuantTensor(raw, tensor.type, tensor.shape)
-        return self._as_stored_type(name, tensor)
+        kind = self._packed_type(name, tensor.type, tensor.num_columns)
+        if tensor.num_columns % kind.group_size:
+            raise ConfigError(
+                f"{self._checkpoint.path}: tensor {name} has {num_columns} columns, which do not "
+                f"fill groups of {kind.group_size}, so it cannot become {kind.label}; leave out "
+                "--quantization"
+            )
+        packed_type = None if kind is tensor.type else kind
+        return replace(tensor, packed_type=packed_type, name=name)
 
     def vector(self, name: str, width: int, *, interleaved_heads: int | None = None) -> np.ndarray:
         """float32 `[width]`."""
@@ -104,36 +105,6 @@ class WeightReader:
         self._bytes_done += num_bytes
         if self._on_progress is not None:
             self._on_progress(self._bytes_done, self._bytes_total)
-
-    def _as_stored_type(self, name: str, tensor: QuantTensor) -> QuantTensor:
-        wanted = self._stored_type
-        if wanted is None or tensor.type is wanted:
-            return tensor
-        values = dequantize(tensor)
-        if wanted is QuantType.F32:
-            raw = values
-        elif wanted is QuantType.BF16:
-            raw = bfloat16_bits(values)
-        else:
-            largest = float(np.abs(values).max(initial=0.0))
-            if largest > float(np.finfo(np.float16).max):
-                raise ModelError(
-                    f"{self._checkpoint.path}: tensor {name} holds {largest:g}, more than float16 "
-                    "can; use --dtype bfloat16 or float32"
-                )
-            raw = values.astype(np.float16)
-        packed = raw.view(np.uint8).reshape(tensor.num_rows, wanted.row_bytes(tensor.num_columns))
-        return QuantTensor(packed, wanted, tensor.shape)
-
-
-def bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """uint16 bits of float32 values rounded to bfloat16, to nearest, ties to even."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    rounded = ((bits + half) >> np.uint32(16)).astype(np.uint16)
-    # Rounding could carry a NaN's payload into its sign; keep it a quiet NaN.
-    quiet = (bits >> np.uint32(16)).astype(np.uint16) | np.uint16(0x40)
-    return np.where(np.isnan(values), quiet, rounded)
 
 
 def _halves_from_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:

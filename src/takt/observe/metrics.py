@@ -214,6 +214,12 @@ class Metrics:
             "idempotency_kept_bytes", "Answers kept for requests that come again with their key."
         )
         self._kv_usage = g("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
+        self._engine_info = Gauge(
+            "takt_engine_info",
+            "1; its label names the precision policy in use.",
+            [*self._labels, "precision"],
+            registry=self.registry,
+        )
         by_reason = Gauge(
             "takt_num_requests_waiting_by_reason",
             "Requests that wait, by what they wait for.",
@@ -279,6 +285,10 @@ class Metrics:
     def observe_idempotent(self, outcome: str) -> None:
         """A request with a key: executed, joined, replayed or mismatch."""
         self._idempotent.labels(*self._labels.values(), outcome).inc()
+
+    def set_engine_info(self, precision: str) -> None:
+        """What the engine computes in; a constant 1 whose label says it."""
+        self._engine_info.labels(*self._labels.values(), precision).set(1)
 
     def set_idle(self) -> None:
         """After an engine's death, or when nobody is being answered: nothing runs or is held."""

@@ -66,7 +66,8 @@ class Ops(Protocol):
     def pack_linear(self, parts: Sequence[QuantTensor], bias: np.ndarray | None = None) -> Weight:
         """Stacks `parts` along rows into one matrix `[sum(num_rows), num_columns]`.
 
-        Parts may have different storage types; each keeps its own. `bias` is float32
+        Parts may have different storage types; each keeps its own, or is converted to its
+        `packed_type`. `bias` is float32
         `[sum(num_rows)]`. The same handle serves `linear`, `embed` and `logits`.
         """
         ...

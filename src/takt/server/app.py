@@ -39,6 +39,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/ping", info.health),
     ("POST", "/ping", info.health),
     ("GET", "/version", info.version),
+    ("GET", "/info", info.show_engine),
     ("GET", "/metrics", info.metrics),
     ("GET", "/slo", info.slo),
 )

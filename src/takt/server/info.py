@@ -94,6 +94,26 @@ async def health(request: Request, state: ServerState) -> Response:
     return Response(status_code=200)
 
 
+async def show_engine(request: Request, state: ServerState) -> Response:
+    """What runs: the model, the sizes of the engine and its precision policy."""
+    model = _loaded(state)
+    engine = model.engine.info
+    return json_response(
+        {
+            "version": takt.__version__,
+            "model": model.name,
+            "state": model.engine.state.value,
+            "precision": engine.precision,
+            "max_model_len": engine.max_model_len,
+            "vocab_size": engine.vocab_size,
+            "num_kv_tokens": engine.num_kv_tokens,
+            "kv_cache_bytes": engine.kv_cache_bytes,
+            "num_threads": engine.num_threads,
+            "load_seconds": round(engine.load_seconds, 3),
+        }
+    )
+
+
 async def version(request: Request, state: ServerState) -> Response:
     return json_response({"version": takt.__version__})
 

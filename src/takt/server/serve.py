@@ -146,6 +146,7 @@ class _Service:
             await client.start()
         self._state.model = served_model(text_side, client, self._engine, self._options)
         self._state.phase = Phase.SERVING
+        self._metrics.set_engine_info(client.info.precision)
         self._housekeeping.start()
         self._announce()
         await died.wait()
@@ -203,6 +204,8 @@ class _Service:
                 soft_wrap=True,
                 markup=False,
             )
+            if info.precision:
+                self._console.print(f"precision {info.precision}", soft_wrap=True, markup=False)
         self._console.print(f"Serving on [bold]{url}[/]. Try:", soft_wrap=True)
         where = f"--unix-socket {self._options.uds} http://localhost" if not self._bound else url
         self._console.print(

@@ -41,17 +41,27 @@ class QuantType(enum.Enum):
         return num_columns // self.group_size * self.group_bytes
 
 
+FLOAT_TYPES = frozenset({QuantType.F32, QuantType.F16, QuantType.BF16})
+
+CONVERTIBLE_TO = FLOAT_TYPES | {QuantType.Q8_0, QuantType.Q4_1}
+"""Types that matrices of any type can be packed as."""
+
+
 @dataclass(frozen=True, slots=True)
 class QuantTensor:
     """A matrix or vector in its storage type.
 
     `raw` is uint8 `[num_rows, row_bytes]`, C-contiguous; a vector has one row.
-    `shape` is the logical shape, `[num_rows, num_columns]` or `[num_columns]`.
+    `shape` is the logical shape, `[num_rows, num_columns]` or `[num_columns]`. `packed_type` asks
+    `Ops` to convert the matrix while it packs it (see `CONVERTIBLE_TO`); None keeps `type`.
+    `name` is for messages.
     """
 
     raw: np.ndarray
     type: QuantType
     shape: tuple[int, ...]
+    packed_type: QuantType | None = None
+    name: str = ""
 
     @property
     def num_columns(self) -> int:

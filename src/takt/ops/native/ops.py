@@ -54,13 +54,22 @@ class NativeOps:
         self, parts: Sequence[QuantTensor], bias: np.ndarray | None = None
     ) -> _native.Weight:
         """See `takt.ops.base.Ops`; raises `ModelError` if parts and bias do not agree."""
-        raw = [(np.ascontiguousarray(p.raw), _TYPE_INDEX[p.type], p.num_columns) for p in parts]
+        raw = [
+            (
+                np.ascontiguousarray(p.raw),
+                _TYPE_INDEX[p.type],
+                p.num_columns,
+                _TYPE_INDEX[p.packed_type or p.type],
+            )
+            for p in parts
+        ]
         if bias is not None:
             bias = np.ascontiguousarray(bias, dtype=np.float32)
         try:
             return _native.pack_linear(raw, bias, self.num_threads)
         except ValueError as error:
-            raise ModelError(f"weights cannot be packed: {error}") from error
+            names = " and ".join(filter(None, (part.name for part in parts))) or "weights"
+            raise ModelError(f"{names} cannot be packed: {error}") from error
 
     def pack_vector(self, values: np.ndarray) -> _native.Vector:
         return _native.pack_vector(np.ascontiguousarray(values, dtype=np.float32))

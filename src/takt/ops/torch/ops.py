@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from takt.errors import InvariantError
+from takt.errors import InvariantError, ModelError
+from takt.loading.convert import converted
 from takt.loading.dequantize import dequantize
 from takt.ops.base import AttentionSpec
 from takt.ops.torch.attention import KVPools, attend, rotate
@@ -51,7 +52,11 @@ class TorchOps:
     def pack_linear(
         self, parts: Sequence[QuantTensor], bias: np.ndarray | None = None
     ) -> TorchLinear:
-        matrix = torch.cat([self._tensor(dequantize(part)) for part in parts])
+        try:
+            matrix = torch.cat([self._tensor(dequantize(converted(part))) for part in parts])
+        except ValueError as error:
+            names = " and ".join(filter(None, (part.name for part in parts))) or "weights"
+            raise ModelError(f"{names} cannot be packed: {error}") from error
         return TorchLinear(matrix, None if bias is None else self._tensor(bias))
 
     def pack_vector(self, values: np.ndarray) -> torch.Tensor:

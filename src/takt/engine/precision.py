@@ -1,0 +1,55 @@
+"""From `--dtype` and `--quantization` to a precision policy."""
+
+from __future__ import annotations
+
+from takt.config import EngineConfig
+from takt.errors import ConfigError
+from takt.types.precision import Operator, OperatorPrecision, PrecisionPolicy, uniform
+from takt.types.quant import QuantType
+
+_DTYPES = {
+    "float32": QuantType.F32,
+    "bfloat16": QuantType.BF16,
+    "float16": QuantType.F16,
+}
+
+AUTO = OperatorPrecision(floats=QuantType.Q8_0)
+"""Quantised weights stay as they are. Float weights become int8, in groups of 32 with an f16 scale:
+of what keeps the perplexity within 1 % of fp32 the fewest bytes a step, see docs/precision.md."""
+
+
+def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
+    """The policy that the options ask for; raises `ConfigError` if they contradict each other."""
+    dtype, quantization = config.model.dtype, config.model.quantization
+    if dtype != "auto" and quantization in ("int8", "int4"):
+        raise ConfigError(
+            f"--quantization {quantization} computes with int8 activations, --dtype {dtype} does "
+            "not: leave out one of them"
+        )
+    kv_dtype = _kv_dtype(config)
+    if dtype != "auto":
+        kind = _DTYPES[dtype]
+        return PrecisionPolicy(dtype, uniform(OperatorPrecision(kind, kind)), kv_dtype)
+    if quantization == "int8":
+        int8 = OperatorPrecision(QuantType.Q8_0, QuantType.Q8_0)
+        return PrecisionPolicy("int8", uniform(int8), kv_dtype)
+    if quantization == "int4":
+        return PrecisionPolicy("int4", _int4(), kv_dtype)
+    if quantization == "none":
+        none = OperatorPrecision(floats=None, quantized=QuantType.BF16)
+        return PrecisionPolicy("none", uniform(none), kv_dtype)
+    return PrecisionPolicy("auto", uniform(AUTO), kv_dtype)
+
+
+def _int4() -> dict[Operator, OperatorPrecision]:
+    """The head decides between near tokens, and a table is read one row at a time: both int8."""
+    int4 = OperatorPrecision(QuantType.Q4_1, QuantType.Q4_1)
+    int8 = OperatorPrecision(QuantType.Q8_0, QuantType.Q8_0)
+    return uniform(int4) | {Operator.EMBED: int8, Operator.HEAD: int8}
+
+
+def _kv_dtype(config: EngineConfig) -> str:
+    asked = config.cache.kv_cache_dtype
+    if asked != "auto":
+        return asked
+    return "float32" if config.model.dtype == "float32" else "bfloat16"
