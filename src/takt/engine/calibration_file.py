@@ -32,7 +32,7 @@ def calibration_path(config: EngineConfig, num_threads: int) -> Path:
         "model": state,
         "machine": [platform.node(), platform.machine(), _processor(), os.cpu_count()],
         "threads": num_threads,
-        "dtype": config.model.dtype,
+        "dtype": [config.model.dtype, config.model.quantization],
         "backend": [config.model.backend, config.model.enforce_eager],
         "kv": [config.cache.kv_cache_dtype, config.cache.block_size],
         "steps": [
