@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-step bench-quality bench-plan profile clean
+.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-contract bench-step bench-quality bench-plan profile clean
 
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
@@ -65,6 +65,10 @@ bench-kv: install
 
 bench-plan: install
 	@$(BIN)/python benchmarks/plan.py $(ARGS)
+
+# The contract's bars on a real server; ARGS="--quick" for a check of minutes.
+bench-contract: install
+	@$(BIN)/python -m benchmarks.contract --model $(MODEL) $(ARGS)
 
 bench-step: install
 	@$(BIN)/python benchmarks/step_overhead.py --model $(MODEL)

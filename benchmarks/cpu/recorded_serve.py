@@ -25,6 +25,11 @@ FIELDS = (
     "update_end_ns",
     "num_decode_seqs",
     "num_prefill_tokens",
+    "num_kv_tokens_read",
+    "num_qk_pairs",
+    "num_preempted",
+    "predicted_ns",
+    "predicted_p99_ns",
 )
 
 

@@ -128,6 +128,16 @@ def simulate(
     max_num_seqs: Annotated[int, typer.Option(help="Sequences in one step.")] = 256,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens in one step.")] = 512,
     kv_reservation: Annotated[str, typer.Option(help="full or optimistic.")] = "full",
+    policy: Annotated[
+        str, typer.Option(help="fcfs, priority, pace, or auto: pace if a target is given.")
+    ] = "auto",
+    slo_itl_p99_ms: Annotated[float | None, typer.Option(help="Target of the P99 of gaps.")] = None,
+    slo_ttft_p99_ms: Annotated[
+        float | None, typer.Option(help="Target of the P99 to the first token.")
+    ] = None,
+    admission: Annotated[
+        str, typer.Option(help="queue, or refuse: who would miss a target is not served.")
+    ] = "queue",
     kv_io: Annotated[
         str, typer.Option(help="Each prompt's KV comes from the host: none, sync, async or both.")
     ] = "none",
@@ -154,6 +164,10 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         kv_reservation=kv_reservation,
         kv_io=kv_io,
+        policy=policy,
+        slo_itl_p99_ms=slo_itl_p99_ms,
+        slo_ttft_p99_ms=slo_ttft_p99_ms,
+        admission=admission,
         requests_per_s=qps,
         trace=trace,
         rate_factor=rate_factor,

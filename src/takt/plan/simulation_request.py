@@ -20,9 +20,12 @@ from takt.plan.simulate.traces import read_trace, scale_rate
 from takt.plan.step_cost import StepCost
 from takt.plan.topology import Pinned, Topology, topologies
 from takt.plan.workload import Workload
+from takt.scheduler.slo import SLO, is_target_ms
 
 KV_IO = ("none", "sync", "async", "both")
 _RESERVATIONS = ("full", "optimistic")
+_POLICIES = ("auto", "fcfs", "priority", "pace")
+_ADMISSIONS = ("queue", "refuse")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,10 @@ class SimulationRequest:
     max_num_batched_tokens: int = 512
     kv_reservation: str = "full"
     kv_io: str = "none"
+    policy: str = "auto"
+    slo_itl_p99_ms: float | None = None
+    slo_ttft_p99_ms: float | None = None
+    admission: str = "queue"
     requests_per_s: float | None = None
     trace: Path | None = None
     rate_factor: float = 1.0
@@ -61,6 +68,7 @@ class SimulationRequest:
             raise unknown_name("--kv-io", self.kv_io, KV_IO)
         if self.kv_reservation not in _RESERVATIONS:
             raise unknown_name("--kv-reservation", self.kv_reservation, _RESERVATIONS)
+        self._check_contract()
         load = self._load()
         server, accelerator, memory = self._server()
         variants = ("sync", "async") if self.kv_io == "both" else (self.kv_io,)
@@ -80,9 +88,9 @@ class SimulationRequest:
     def estimate(self) -> dict[str, float] | None:
         """The closed forms' P99s in milliseconds and mean batch, by the simulation's names.
 
-        None for a trace, for KV transfers, and where there is no stable state.
+        None for a trace, for KV transfers, for pace, and where there is no stable state.
         """
-        if self.requests_per_s is None or self.kv_io != "none":
+        if self.requests_per_s is None or self.kv_io != "none" or self._is_paced:
             return None
         model = find_model(self.model)
         cluster = parse_cluster(self.hardware, self.hardware_file)
@@ -109,6 +117,27 @@ class SimulationRequest:
             "e2e_p99_ms": load.e2e_p99_s * 1e3,
             "mean_running": load.batch.mean_batch * topology.pp,
         }
+
+    @property
+    def _is_paced(self) -> bool:
+        given = self.slo_itl_p99_ms is not None or self.slo_ttft_p99_ms is not None
+        return self.policy == "pace" or (self.policy == "auto" and given)
+
+    def _check_contract(self) -> None:
+        for name, value, known in (
+            ("--policy", self.policy, _POLICIES),
+            ("--admission", self.admission, _ADMISSIONS),
+        ):
+            if value not in known:
+                raise unknown_name(name, value, known)
+        for name, target in (
+            ("--slo-itl-p99-ms", self.slo_itl_p99_ms),
+            ("--slo-ttft-p99-ms", self.slo_ttft_p99_ms),
+        ):
+            if target is not None and not is_target_ms(target):
+                raise PlanInputError(f"{name} must be milliseconds above 0, got {target}")
+        if self.admission == "refuse" and not self._is_paced:
+            raise PlanInputError("--admission refuse needs --policy pace and a target")
 
     def _topology(self, model: ModelShape, cluster: Cluster) -> Topology:
         pinned = Pinned(
@@ -140,6 +169,9 @@ class SimulationRequest:
             num_kv_tokens=memory.num_kv_tokens,
             num_stages=topology.pp,
             kv_reservation=self.kv_reservation,
+            scheduling_policy=self.policy,
+            slo=SLO.from_ms(self.slo_itl_p99_ms, self.slo_ttft_p99_ms),
+            admission=self.admission,
         )
         return server, cluster.accelerator, memory
 

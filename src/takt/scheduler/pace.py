@@ -39,6 +39,7 @@ _MAX_PRIORITY = 100
 _MAX_JOBS = 256
 """Waiting prompts that a snapshot lists; a forecast beyond so many refuses in any case."""
 _SHARE_GAIN = 0.02
+_HELD_BACK_STEPS = 32
 _NO_TTFT_NS = 1_000_000_000
 """Stands in for a target of TTFT where there is none."""
 
@@ -80,6 +81,10 @@ class PaceScheduler(Scheduler):
         self._predictor = predictor
         self._slo = slo
         self._output_share = 1.0
+        self._num_departures = 0
+        self._held_back: tuple[Request, int] | None = None
+        """Who may not join, and the departures until then."""
+        self._num_held_back = 0
         chunk = min(256, limits.max_num_batched_tokens)
         one = StepFeatures(0, chunk, chunk, chunk * chunk // 2)
         self._prefill_token_ns = predictor.predict_ns(one) / chunk
@@ -260,9 +265,16 @@ class PaceScheduler(Scheduler):
             limit_ns = min(target, tightest)
         if limit_ns is None or not self._running:
             return True
-        return fits_at_peak(
+        # The peak falls only when a sequence leaves, and with what the model learns.
+        held_back = (request, self._num_departures)
+        if held_back == self._held_back and self._num_held_back < _HELD_BACK_STEPS:
+            self._num_held_back += 1
+            return False
+        fits = fits_at_peak(
             self._predictor, self._running, request, LEAST_CHUNK, HEADROOM * limit_ns
         )
+        self._held_back, self._num_held_back = (None if fits else held_back), 0
+        return fits
 
     def _victim(self, request: Request, step: StepBuilder) -> Request:
         """Whose computing again costs least; those that have sent no token go first."""
@@ -292,6 +304,7 @@ class PaceScheduler(Scheduler):
 
     def _leave_running(self, request: Request) -> None:
         super()._leave_running(request)
+        self._num_departures += 1
         target = self._itl_ns(request)
         if target is not None:
             self._targets[target] -= 1

@@ -151,5 +151,7 @@ def _metrics(result: SimulationResult) -> Metrics:
     metrics["mean_running"] = result.mean_running
     metrics["busy_share"] = result.busy_share
     metrics["peak_kv_share"] = result.peak_kv_share
+    metrics["refused_share"] = result.num_refused / max(result.num_refused + result.num_requests, 1)
+    metrics["met_share"] = result.num_met / max(result.num_requests, 1)
     metrics["num_preemptions"] = float(result.num_preemptions)
     return metrics

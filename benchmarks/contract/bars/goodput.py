@@ -1,0 +1,105 @@
+"""The highest rate that holds the targets, for pace and for the best fixed budget.
+
+Searched by simulation with the model of the real server's steps, then run on the real server.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from benchmarks.contract.mix import Mix
+from benchmarks.contract.outcome import Outcome, Targets, percentile
+from benchmarks.contract.session import MAX_NUM_SEQS, Session, serve, simulated
+from benchmarks.contract.steps import fitted
+from benchmarks.cpu.bar import BarResult, Figure
+
+from takt.plan.simulate.result import SimulationResult
+from takt.scheduler.slo import SLO
+from takt.scheduler.step_time import StepTimeModel
+
+BUDGETS = (8, 12, 16, 20, 24, 32, 48, 64, 128, 512)
+_PRECISION = 1.03
+
+
+def measure(session: Session) -> BarResult:
+    model = fitted(session.mixed.steps)
+    targets = session.targets
+    seconds = session.seconds(240.0, 30.0)
+    budgets = BUDGETS if not session.is_quick else (12, 24, 64)
+    rates = {b: highest_rate(model, targets, seconds, budget=b) for b in budgets}
+    best = max(rates, key=rates.__getitem__)
+    pace = highest_rate(model, targets, seconds, budget=None)
+    figures = [
+        Figure(
+            "simulated, pace / best fixed", pace / max(rates[best], 1e-9), "x", 1.3, is_floor=True
+        ),
+    ]
+    details = {f"budget {budget}: rate per s": rate for budget, rate in rates.items()}
+    details["pace: rate per s"] = pace
+    run_s = session.seconds(120.0, 15.0)
+    served = serve(session.model, session.pace_arguments, _mix(pace, run_s, targets).arrivals())
+    details |= _measured("pace, real", served.outcome)
+    if rates[best] > 0:
+        fixed = [
+            "--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(best),
+            "--max-num-seqs", str(min(best, MAX_NUM_SEQS)),
+        ]  # fmt: skip
+        arrivals = _mix(rates[best], run_s, targets).arrivals()
+        beside = serve(session.model, fixed, arrivals, keeps_targets=False)
+        details |= _measured(f"budget {best}, real", beside.outcome)
+    return BarResult(figures, details)
+
+
+def highest_rate(
+    model: StepTimeModel, targets: Targets, seconds: float, *, budget: int | None
+) -> float:
+    """Requests per second with P99s of ITL and TTFT within the targets; pace without a budget."""
+    low, high = 0.0, 0.5
+    while high < 50 and _holds(model, targets, high, seconds, budget):
+        low, high = high, 2 * high
+    while low < 0.05 < high or (low > 0 and high / low > _PRECISION):
+        rate = (low + high) / 2
+        if _holds(model, targets, rate, seconds, budget):
+            low = rate
+        else:
+            high = rate
+        if high <= 0.05:
+            break
+    return low
+
+
+def _holds(
+    model: StepTimeModel, targets: Targets, rate: float, seconds: float, budget: int | None
+) -> bool:
+    arrivals = _mix(rate, seconds, targets).arrivals()
+    if budget is None:
+        slo = SLO.from_ms(targets.itl_ms, targets.ttft_ms)
+        result = simulated(model, arrivals, policy="pace", slo=slo)
+    else:
+        seqs = min(budget, MAX_NUM_SEQS)
+        result = simulated(model, arrivals, budget=budget, max_num_seqs=seqs)
+    is_long = np.array([arrivals[i].slo.ttft_ns is not None for i in result.served])
+    return within(result, is_long, targets)
+
+
+def within(
+    result: SimulationResult, is_long: np.ndarray[tuple[int], np.dtype[np.bool_]], targets: Targets
+) -> bool:
+    """P99 of gaps and of short TTFTs within the targets, and no long one later than its own."""
+    ttft_ms = result.ttft_s * 1e3
+    return bool(
+        result.itl_quantile_s(0.99) * 1e3 <= targets.itl_ms
+        and (is_long.all() or percentile(ttft_ms[~is_long], 99) <= targets.ttft_ms)
+        and (not is_long.any() or ttft_ms[is_long].max() <= targets.long_ttft_ms)
+    )
+
+
+def _mix(rate: float, seconds: float, targets: Targets) -> Mix:
+    return Mix(max(rate, 0.05), seconds, 3, targets.long_ttft_ms)
+
+
+def _measured(name: str, outcome: Outcome) -> dict[str, float]:
+    _, gaps_ms = outcome.gaps()
+    return {
+        f"{name}: P99 ITL ms": percentile(gaps_ms, 99),
+        f"{name}: TTFT P99, short ms": percentile(outcome.ttft_ms(is_long=False), 99),
+    }

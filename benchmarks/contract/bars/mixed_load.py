@@ -1,0 +1,47 @@
+"""The contract at 70 % of the capacity, beside fixed budgets on the same trace."""
+
+from __future__ import annotations
+
+from benchmarks.contract.outcome import Outcome, percentile
+from benchmarks.contract.session import Session, serve
+from benchmarks.cpu.bar import BarResult, Figure
+
+WINDOW_S = 30.0
+WARM_UP_S = 20.0
+LEAST_WINDOWS = 20
+BUDGETS = (512, 2048)
+
+
+def measure(session: Session) -> BarResult:
+    targets = session.targets
+    window_s, warm_up_s = session.seconds(WINDOW_S, 5.0), session.seconds(WARM_UP_S, 5.0)
+    outcome, steps = session.mixed.outcome, session.mixed.steps
+    windows = outcome.p99_by_window_ms(window_s, warm_up_s)
+    long_ms = outcome.ttft_ms(is_long=True)
+    figures = [
+        Figure("largest P99 ITL of a window", float(windows.max()), "ms", targets.itl_ms),
+        Figure("windows", float(len(windows)), "", LEAST_WINDOWS, is_floor=True),
+        Figure(
+            "TTFT P99, short", percentile(outcome.ttft_ms(is_long=False), 99), "ms", targets.ttft_ms
+        ),
+        Figure("TTFT, long, largest", float(long_ms.max()), "ms", targets.long_ttft_ms),
+        Figure("refused", float(len(outcome.refused)), "", 0.0),
+        Figure("preempted", float(steps["num_preempted"].sum()), "", 0.0),
+    ]
+    details = {"rate per s": 0.7 * session.capacity, "long alone ms": targets.long_ttft_ms / 5}
+    arrivals = session.mix(0.7, session.seconds(320.0, 15.0)).arrivals()
+    for budget in BUDGETS:
+        arguments = ["--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(budget)]
+        fixed = serve(session.model, arguments, arrivals, keeps_targets=False).outcome
+        details |= _beside(f"fcfs {budget}", fixed, window_s, warm_up_s)
+    return BarResult(figures, details)
+
+
+def _beside(name: str, outcome: Outcome, window_s: float, warm_up_s: float) -> dict[str, float]:
+    windows = outcome.p99_by_window_ms(window_s, warm_up_s)
+    return {
+        f"{name}: P99 ITL, best window ms": float(windows.min()),
+        f"{name}: P99 ITL, worst window ms": float(windows.max()),
+        f"{name}: TTFT P99, short ms": percentile(outcome.ttft_ms(is_long=False), 99),
+        f"{name}: TTFT P50, long ms": percentile(outcome.ttft_ms(is_long=True), 50),
+    }

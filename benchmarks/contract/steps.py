@@ -1,0 +1,37 @@
+"""A server's recorded steps: what was predicted of them, and a model of their length."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from benchmarks.cpu.takt_server import Columns
+
+from takt.scheduler.step_time import StepFeatures, StepTimeModel
+
+_FIT_SAMPLES = 3000
+_PAUSE_NS = 2_000_000
+"""A longer pause between two steps was idleness."""
+
+
+def durations_ns(steps: Columns) -> npt.NDArray[np.int64]:
+    """int64 `[num_steps]`: schedule to update, as predictions mean it."""
+    return steps["update_end_ns"] - steps["schedule_start_ns"]
+
+
+def periods_ns(steps: Columns) -> npt.NDArray[np.int64]:
+    """From a step to the next; where the engine idled between them, the step alone."""
+    own = durations_ns(steps)
+    between = np.append(steps["schedule_start_ns"][1:] - steps["update_end_ns"][:-1], 0)
+    return own + np.where((between >= 0) & (between <= _PAUSE_NS), between, 0)
+
+
+def fitted(steps: Columns) -> StepTimeModel:
+    """A model of the periods of these steps, with all their residuals."""
+    names = ("num_decode_seqs", "num_prefill_tokens", "num_kv_tokens_read", "num_qk_pairs")
+    rows = zip(*(steps[name].tolist() for name in names), strict=True)
+    samples = [
+        (StepFeatures(*row), float(period))
+        for row, period in zip(rows, periods_ns(steps).tolist(), strict=True)
+    ]
+    thin = max(1, len(samples) // _FIT_SAMPLES)
+    return StepTimeModel.fit(samples[::thin]).with_residuals(samples)

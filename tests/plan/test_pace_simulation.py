@@ -1,0 +1,165 @@
+"""P99 regression on the virtual clock: the contract under load, exact for a seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from takt.plan.errors import PlanInputError
+from takt.plan.simulate.arrivals import Arrival
+from takt.plan.simulate.durations import NoisyDuration, StepDuration
+from takt.plan.simulate.result import SimulationResult
+from takt.plan.simulate.simulator import SimulatedServer, simulate
+from takt.plan.simulation_request import SimulationRequest
+from takt.scheduler.slo import NO_SLO, SLO
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
+
+CPU = StepTimeModel(
+    (StepCoefficients(3.2e6, 4e4, 0, 800, 0), StepCoefficients(5e5, 6.2e5, 4.3e5, 400, 220))
+)
+"""A small model on two cores: memory bounds up to four tokens a step, arithmetic beyond."""
+
+SLO_12 = SLO.from_ms(12, 3000)
+LONG_SLO = SLO.from_ms(None, 12_000)
+
+
+def mix(rate: float, seconds: float = 40.0, seed: int = 1) -> list[Arrival]:
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1e9 / rate, int(3 * rate * seconds)))
+    arrivals = [Arrival(int(t), 400, 128) for t in times if t < seconds * 1e9]
+    arrivals += [Arrival(int(t * 1e9), 3000, 8, LONG_SLO) for t in np.arange(2.5, seconds, 5.0)]
+    return sorted(arrivals, key=lambda a: a.time_ns)
+
+
+def serve(
+    arrivals: list[Arrival],
+    *,
+    policy: str = "pace",
+    slo: SLO = SLO_12,
+    budget: int = 512,
+    admission: str = "queue",
+    duration: StepDuration | None = None,
+    step_time: StepTimeModel | None = CPU,
+) -> SimulationResult:
+    server = SimulatedServer(
+        duration or NoisyDuration(CPU, noise=0.04, seed=2),
+        max_num_seqs=min(256, budget),
+        max_num_batched_tokens=budget,
+        num_kv_tokens=60_000,
+        scheduling_policy=policy,
+        slo=slo,
+        admission=admission,
+        step_time=step_time,
+    )
+    return simulate(server, arrivals, warm_up_share=0.1)
+
+
+def long_ttft_s(result: SimulationResult, arrivals: list[Arrival]) -> float:
+    is_long = np.array([arrivals[i].num_prompt_tokens == 3000 for i in result.served])
+    return float(result.ttft_s[is_long].max())
+
+
+def test_pace_holds_the_p99_where_fixed_budgets_do_not() -> None:
+    arrivals = mix(1.3)
+    result = serve(arrivals)
+    assert result.itl_quantile_s(0.99) <= 0.012
+    assert result.ttft_quantile_s(0.99) <= 8.0
+    assert long_ttft_s(result, arrivals) <= 12.0
+    assert result.num_preemptions == 0
+    for budget in (32, 512):
+        fixed = serve(arrivals, policy="fcfs", slo=NO_SLO, budget=budget)
+        assert fixed.itl_quantile_s(0.99) > 0.012
+
+
+def test_equal_seeds_give_equal_times() -> None:
+    arrivals = mix(1.5, seconds=15.0)
+    first, second = serve(arrivals), serve(arrivals)
+    assert first.ttft_s.tolist() == second.ttft_s.tolist()
+    assert first.gaps_s.tolist() == second.gaps_s.tolist()
+
+
+def test_refusing_keeps_the_promises_to_those_let_in() -> None:
+    result = serve(mix(3.0), admission="refuse")
+    assert result.num_refused > 20
+    assert result.num_met >= 0.95 * result.num_requests
+    assert result.itl_quantile_s(0.99) <= 0.012
+
+
+def test_hardly_anybody_is_refused_below_the_capacity() -> None:
+    result = serve(mix(1.0), admission="refuse")
+    assert result.num_refused <= 0.03 * result.num_requests
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.5])
+def test_a_machine_of_another_speed_than_calibrated_is_followed(factor: float) -> None:
+    slow = NoisyDuration(CPU, noise=0.04, bias=factor, seed=2)
+    result = serve(mix(0.7), duration=slow)
+    assert result.itl_quantile_s(0.99) <= 0.012
+
+
+class SlowsDown:
+    """The machine takes half as long again from its 2,000th step on."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._noisy = NoisyDuration(CPU, noise=0.04, seed=3)
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        self._steps += 1
+        return self._noisy.predict_ns(features) * (1.5 if self._steps > 2000 else 1.0)
+
+
+def test_a_machine_that_slows_down_meanwhile_is_followed() -> None:
+    result = serve(mix(0.7, seconds=60.0), duration=SlowsDown())
+    assert result.num_steps > 4000
+    assert result.itl_quantile_s(0.99) <= 0.012
+
+
+def test_what_pace_believes_may_come_from_the_durations_themselves() -> None:
+    result = serve(mix(1.0, seconds=20.0), duration=CPU, step_time=None)
+    assert result.itl_quantile_s(0.99) <= 0.012
+
+
+def test_pace_serves_more_at_the_same_p99_than_the_best_fixed_budget() -> None:
+    def holds(rate: float, budget: int | None) -> bool:
+        # Without long prompts, which no fixed budget holds at 12 ms.
+        arrivals = [a for a in mix(rate, seconds=60.0) if a.num_prompt_tokens == 400]
+        if budget is None:
+            result = serve(arrivals)
+        else:
+            result = serve(arrivals, policy="fcfs", slo=NO_SLO, budget=budget)
+        return result.itl_quantile_s(0.99) <= 0.012 and result.ttft_quantile_s(0.99) <= 3.0
+
+    rates = [0.6 * 1.15**i for i in range(12)]
+    best_fixed = max(
+        (r for r in rates for budget in (8, 12, 16, 20, 24, 28) if holds(r, budget)), default=0.0
+    )
+    best_pace = max(r for r in rates if holds(r, None))
+    assert best_pace >= 1.3 * best_fixed
+
+
+def request(**changes: object) -> SimulationRequest:
+    fields = {"model": "llama-3-8b", "hardware": "1xH200", "requests_per_s": 4.0}
+    return SimulationRequest(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_takt_simulate_takes_targets() -> None:
+    experiments = request(slo_itl_p99_ms=20.0, slo_ttft_p99_ms=500.0, admission="refuse")
+    (experiment,) = experiments.experiments().values()
+    assert experiment.server.slo == SLO.from_ms(20, 500)
+    assert experiment.server.admission == "refuse"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policy": "edf"}, "--policy"),
+        ({"admission": "maybe"}, "--admission"),
+        ({"admission": "refuse"}, "needs --policy pace"),
+        ({"slo_itl_p99_ms": 0.0}, "--slo-itl-p99-ms"),
+        ({"slo_ttft_p99_ms": float("nan")}, "--slo-ttft-p99-ms"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(changes: dict[str, object], words: str) -> None:
+    with pytest.raises(PlanInputError, match=words):
+        request(**changes).experiments()
