@@ -16,6 +16,7 @@
 
 #include "kernels/linear.h"
 #include "measure/barrier_cost.h"
+#include "measure/codec_cost.h"
 #include "measure/instruction_peak.h"
 #include "measure/read_bandwidth.h"
 #include "pool/cpus.h"
@@ -215,6 +216,11 @@ void bind_measure(nb::module_& m) {
   m.def("instruction_peak", &instruction_peak, "name"_a, "num_threads"_a, "seconds"_a, Release());
   m.def("read_bandwidth", &read_bandwidth, "num_bytes"_a, "num_threads"_a, "seconds"_a,
         Release());
+  m.def("codec_cost", [](const std::string& format, double seconds) {
+    nb::gil_scoped_release release;
+    const CodecCost cost = codec_cost(format, seconds);
+    return std::pair(cost.encode_ns, cost.decode_ns);
+  }, "format"_a, "seconds"_a);
   m.def("barrier_cost_ns", &barrier_cost_ns, "num_threads"_a, "spins"_a, "num_steps"_a,
         Release());
 }

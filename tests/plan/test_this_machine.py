@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 
 from takt.errors import ConfigError
+from takt.parallel.compression import (
+    Link,
+    ReduceFormat,
+    choose_format,
+    measured_codecs,
+    shared_memory_link,
+)
 from takt.plan.errors import PlanInputError
 from takt.plan.hardware import parse_cluster
 from takt.plan.model_data import find_model
@@ -17,6 +24,7 @@ from takt.plan.this_machine import read_figures, this_machine_path, write_figure
 from takt.plan.topology import Topology
 from takt.types.machine import (
     BarrierCost,
+    CodecRate,
     InstructionPeak,
     MachineFigures,
     ProductRate,
@@ -48,6 +56,7 @@ FIGURES = MachineFigures(
         ProductRate("BF16", 1, 45e9, 45e9),
         ProductRate("BF16", 256, 1e9, 0.1e12),
     ),
+    codecs=(CodecRate("bf16", 0.05, 0.04), CodecRate("int8", 0.2, 0.06)),
 )
 
 
@@ -103,6 +112,7 @@ def test_rates_between_measured_sizes_are_interpolated() -> None:
     assert FIGURES.read_bytes_s(10) == 200e9
     assert FIGURES.read_bytes_s(128_500_000) == pytest.approx(125e9)
     assert FIGURES.read_bytes_s(1e12) == 50e9
+    assert FIGURES.read_bytes_s(1e12, 1) == 30e9
 
 
 def test_peaks_are_those_of_the_kernels_instructions() -> None:
@@ -137,3 +147,14 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
     cache.write_text("a file where the cache should be")
     with pytest.raises(ConfigError, match=r"this-machine\.toml cannot be written"):
         write_figures(FIGURES)
+
+
+def test_compression_is_chosen_by_what_was_measured() -> None:
+    """Within a CPU reading is as fast as coding; over a network of 1 GB/s it is not."""
+    codecs = measured_codecs(FIGURES, num_threads=2)
+    assert codecs[ReduceFormat.INT8].encode_s == pytest.approx(0.1e-9)
+    link = shared_memory_link(FIGURES, 4e6)
+    assert link.latency_s == pytest.approx(500e-9) and 30e9 < link.bytes_s < 100e9
+    assert choose_format(1_000_000, 4, 2, link, codecs).format is ReduceFormat.PLAIN
+    network = Link(30e-6, 1e9)
+    assert choose_format(1_000_000, 4, 2, network, codecs).format is ReduceFormat.INT8

@@ -16,6 +16,7 @@ _HOST, _RUN, _LAYER = "#c9cdd6", "#9db7d5", ("#dbe6f2", "#c7d8ea")
 _KINDS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2",
     "#eeca3b", "#b279a2", "#ff9da6", "#9d755d", "#8a8a8a",
+    "#2f4b7c", "#a05195", "#665191",
 )  # fmt: skip
 
 

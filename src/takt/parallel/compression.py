@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from takt.errors import ConfigError
+from takt.types.machine import MachineFigures
 
 INT8_GROUP = 32
 _SCALE_BYTES = 2
@@ -76,6 +77,25 @@ class CodecCost:
 class ReduceChoice:
     format: ReduceFormat
     predicted_s: Mapping[ReduceFormat, float]
+
+
+def measured_codecs(figures: MachineFigures, num_threads: int = 1) -> dict[ReduceFormat, CodecCost]:
+    """Of this CPU, for ranks of `num_threads` threads, which share the values evenly."""
+    return {
+        ReduceFormat(codec.format): CodecCost(
+            codec.encode_ns * 1e-9 / num_threads, codec.decode_ns * 1e-9 / num_threads
+        )
+        for codec in figures.codecs
+    }
+
+
+def shared_memory_link(figures: MachineFigures, num_bytes: float) -> Link:
+    """Between ranks of this CPU that each run on a thread: one reads what another has written.
+
+    A barrier is the latency, a read by one thread of as much as the message the bandwidth.
+    """
+    barriers = [b.ns for b in figures.barriers if b.num_threads == 2 and b.spins]
+    return Link(min(barriers, default=0.0) * 1e-9, figures.read_bytes_s(num_bytes, 1))
 
 
 def choose_format(

@@ -20,6 +20,8 @@ def print_figures(figures: MachineFigures, console: Console) -> None:
     if figures.barriers:
         console.print(_barriers(figures))
     console.print(_products(figures))
+    if figures.codecs:
+        console.print(_codecs(figures))
 
 
 def _by_threads(title: str, first: str, counts: list[int]) -> Table:
@@ -74,6 +76,16 @@ def _products(figures: MachineFigures) -> Table:
             f"{product.ops_s / 1e9:.0f}",
             f"{100 * product.ops_s / peak:.0f} %",
         )
+    return table
+
+
+def _codecs(figures: MachineFigures) -> Table:
+    table = Table(title="Values of an all-reduce, one thread, ns each")
+    table.add_column("format")
+    for heading in ("compress", "expand and add"):
+        table.add_column(heading, justify="right")
+    for codec in figures.codecs:
+        table.add_row(codec.format, f"{codec.encode_ns:.3f}", f"{codec.decode_ns:.3f}")
     return table
 
 

@@ -21,6 +21,7 @@ from takt.plan.hardware import THIS_MACHINE
 from takt.plan.hardware_file import Section, read_toml
 from takt.types.machine import (
     BarrierCost,
+    CodecRate,
     InstructionPeak,
     MachineFigures,
     ProductRate,
@@ -170,6 +171,13 @@ def _measured(figures: MachineFigures) -> Iterable[str]:
             gb_s=product.bytes_s / 1e9,
             gop_s=product.ops_s / 1e9,
         )
+    for codec in figures.codecs:
+        yield from _table(
+            "[measured.codec]",
+            format=codec.format,
+            encode_ns=codec.encode_ns,
+            decode_ns=codec.decode_ns,
+        )
 
 
 def _figures(measured: Section) -> MachineFigures:
@@ -203,6 +211,10 @@ def _figures(measured: Section) -> MachineFigures:
                 s.positive("gop_s") * 1e9,
             )
             for s in measured.sections("product")
+        ),
+        codecs=tuple(
+            CodecRate(s.text("format"), s.positive("encode_ns"), s.positive("decode_ns"))
+            for s in measured.sections("codec", optional=True)
         ),
     )
 

@@ -48,6 +48,17 @@ class ProductRate:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecRate:
+    """One thread that compresses values of an all-reduce and adds up expanded ones."""
+
+    format: str
+    """bf16, or int8 in groups of 32."""
+    encode_ns: float
+    """Of a value; likewise to decode."""
+    decode_ns: float
+
+
+@dataclass(frozen=True, slots=True)
 class MachineFigures:
     cpu: str
     num_threads: int
@@ -59,6 +70,7 @@ class MachineFigures:
     peaks: tuple[InstructionPeak, ...]
     barriers: tuple[BarrierCost, ...]
     products: tuple[ProductRate, ...]
+    codecs: tuple[CodecRate, ...] = ()
 
     def memory_read(self) -> ReadRate:
         """The largest size with all threads: memory, where it is larger than the caches."""
@@ -67,10 +79,14 @@ class MachineFigures:
             key=lambda rate: rate.num_bytes,
         )
 
-    def read_bytes_s(self, num_bytes: float) -> float:
-        """All threads, for a working set of that size, interpolated between those measured."""
+    def read_bytes_s(self, num_bytes: float, num_threads: int | None = None) -> float:
+        """For a working set of that size, interpolated between those measured; all threads if None.
+
+        Raises `IndexError` for a number of threads that was not measured.
+        """
+        wanted = num_threads or self.num_threads
         rates = sorted(
-            (rate for rate in self.reads if rate.num_threads == self.num_threads),
+            (rate for rate in self.reads if rate.num_threads == wanted),
             key=lambda rate: rate.num_bytes,
         )
         if num_bytes <= rates[0].num_bytes:

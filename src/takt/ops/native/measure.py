@@ -15,6 +15,7 @@ from takt.ops.native.ops import NativeOps
 from takt.ops.native.products_rate import BATCH_ROWS, product_rate
 from takt.types.machine import (
     BarrierCost,
+    CodecRate,
     InstructionPeak,
     MachineFigures,
     ProductRate,
@@ -62,6 +63,7 @@ def measure_machine(on_progress: OnProgress, seconds: float = 0.05) -> MachineFi
         peaks=tuple(_peaks(plan, on_progress)),
         barriers=tuple(_barriers(plan, on_progress)),
         products=tuple(_products(num_threads, 4 * seconds, on_progress)),
+        codecs=tuple(_codecs(plan, on_progress)),
     )
 
 
@@ -142,3 +144,13 @@ def _products(num_threads: int, seconds: float, on_progress: OnProgress) -> Iter
     finally:
         ops.close()
     on_progress("products", len(cases), len(cases))
+
+
+def _codecs(plan: _Plan, on_progress: OnProgress) -> Iterator[CodecRate]:
+    formats = ("bf16", "int8")
+    for done, name in enumerate(formats):
+        on_progress("codecs", done, len(formats))
+        costs = [_native.codec_cost(name, plan.seconds) for _ in range(_REPEATS)]
+        encode_ns, decode_ns = (float(v) for v in np.median(costs, axis=0))
+        yield CodecRate(name, encode_ns, decode_ns)
+    on_progress("codecs", len(formats), len(formats))

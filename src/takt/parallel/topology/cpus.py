@@ -47,7 +47,7 @@ def cpu_device_topology(cpus: CpuTopology, local_bytes_s: float = LOCAL_BYTES_S)
     }
     for a, b in itertools.combinations(sockets, 2):
         distance = min(cpus.distances[x][y] for x in nodes_of[a] for y in nodes_of[b])
-        graph.link(sockets[a], sockets[b], distance, f"NUMA {distance}")
+        graph.link(sockets[a], sockets[b], distance, f"distance {distance}")
     return Topology("CPUs by L3 cache", tuple(devices), tuple(graph.vertices), tuple(graph.edges))
 
 
@@ -73,5 +73,5 @@ class _Graph:
         distance = max(self._cpus.distances[a][b] for a in nodes for b in nodes if a != b)
         socket = self.add(f"socket {package}", VertexKind.SOCKET)
         for node in nodes:
-            self.link(vertices[node], socket, distance, f"NUMA {distance}")
+            self.link(vertices[node], socket, distance, f"distance {distance}")
         return socket

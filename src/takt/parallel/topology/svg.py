@@ -9,7 +9,7 @@ from takt.parallel.topology.pipelines import Placement
 
 _COLUMN, _LEVEL_HEIGHT, _TOP, _MARGIN = 132, 88, 96, 40
 _BOX_WIDTH, _BOX_HEIGHT = 104, 40
-_ARC_HEIGHT = 22
+_ARC_HEIGHT, _BELOW_HEIGHT = 22, 40
 _INK, _GRID, _TREE, _DIRECT = "#1f2430", "#d9dce3", "#8a93a6", "#1d6fb8"
 _FILLS = ("#dcebf7", "#f8e3d4", "#dff0dd", "#efe0f2", "#fbf2cf", "#d8f0ee", "#f6dce0", "#e6e6e6")
 
@@ -47,12 +47,12 @@ class _Drawing:
         count = topology.num_devices
         direct = [e for e in topology.edges if e.a < count and e.b < count]
         reach = max((abs(self._column(e.a) - self._column(e.b)) for e in direct), default=0)
-        self._top = _TOP + _ARC_HEIGHT * reach
+        self._top = _TOP + _ARC_HEIGHT * reach + (_BELOW_HEIGHT // 2 if reach else 0)
         depths = sorted({_DEPTH[v.kind] for v in topology.vertices})
         self._row = {depth: row for row, depth in enumerate(depths)}
         self._x = self._columns()
         self._width = 2 * _MARGIN + _COLUMN * max(count, 4)
-        self._height = self._top + _LEVEL_HEIGHT * len(depths) + 16
+        self._height = self._top + _LEVEL_HEIGHT * len(depths) + _BELOW_HEIGHT / 2
 
     def svg(self) -> str:
         title = html.escape(self._topology.title)
@@ -100,9 +100,13 @@ class _Drawing:
             shape = f"M{x1:.0f} {lower:.0f}L{x2:.0f} {upper:.0f}"
             return self._path(shape, _TREE, (x1 + x2) / 2, (lower + upper) / 2, label)
         rise = 16 + _ARC_HEIGHT * abs(x1 - x2) / _COLUMN
-        y = y1 - _BOX_HEIGHT / 2
-        shape = f"M{x1:.0f} {y:.0f}Q{(x1 + x2) / 2:.0f} {y - 2 * rise:.0f} {x2:.0f} {y:.0f}"
-        return self._path(shape, _DIRECT, (x1 + x2) / 2, y - rise, label)
+        up = -1 if min(edge.a, edge.b) < self._topology.num_devices else 1
+        if up > 0:  # below the boxes: above them lies the tree
+            rise = _BELOW_HEIGHT / 2
+        y = y1 + up * _BOX_HEIGHT / 2
+        middle = (x1 + x2) / 2
+        shape = f"M{x1:.0f} {y:.0f}Q{middle:.0f} {y + 2 * up * rise:.0f} {x2:.0f} {y:.0f}"
+        return self._path(shape, _DIRECT, middle, y + up * rise, label)
 
     @staticmethod
     def _path(shape: str, colour: str, x: float, y: float, label: str) -> str:

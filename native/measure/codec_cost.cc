@@ -1,0 +1,56 @@
+#include "measure/codec_cost.h"
+
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "kernels/activation.h"
+#include "kernels/codec.h"
+#include "kernels/linear.h"
+#include "measure/rate.h"
+#include "program/memory.h"
+
+namespace takt {
+namespace {
+
+constexpr int64_t kNumValues = 1 << 15;
+
+double ns_per_value(double seconds, const std::function<void()>& once) {
+  const double rate = work_rate(1, seconds, [&](int) -> Work {
+    return [&] {
+      once();
+      return double(kNumValues);
+    };
+  });
+  return 1e9 / rate;
+}
+
+std::vector<float> some_values() {
+  std::vector<float> values;
+  for (int64_t i = 0; i < kNumValues; ++i) values.push_back(float(i % 251) - 125.0f);
+  return values;
+}
+
+}  // namespace
+
+CodecCost codec_cost(const std::string& format, double seconds) {
+  const std::vector<float> values = some_values();
+  std::vector<float> sum(values.size());
+  if (format == "bf16") {
+    std::vector<uint16_t> coded(values.size());
+    const double encode =
+        ns_per_value(seconds, [&] { encode_bf16(values.data(), kNumValues, coded.data()); });
+    return {encode, ns_per_value(seconds, [&] { add_bf16(coded.data(), kNumValues, sum.data()); })};
+  }
+  if (format == "int8") {
+    const Memory coded(q8_row_bytes(kNumValues));
+    const double encode =
+        ns_per_value(seconds, [&] { quantize_row(values.data(), kNumValues, coded.data()); });
+    const Q8Row row = q8_row_at(coded.data(), kNumValues);
+    return {encode,
+            ns_per_value(seconds, [&] { add_int8(row.q, row.scale, kNumValues, sum.data()); })};
+  }
+  throw std::invalid_argument("no codec named '" + format + "'; known: bf16, int8");
+}
+
+}  // namespace takt
