@@ -12,8 +12,6 @@ const CodecKernels& kernels() {
 
 }  // namespace
 
-void encode_bf16(const float* x, int64_t n, uint16_t* out) { kernels().encode_bf16(x, n, out); }
-
 void add_bf16(const uint16_t* x, int64_t n, float* sum) { kernels().add_bf16(x, n, sum); }
 
 void add_int8(const int8_t* q, const float* scale, int64_t n, float* sum) {

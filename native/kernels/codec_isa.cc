@@ -8,17 +8,6 @@ namespace {
 
 constexpr int64_t kGroupSize = 32;
 
-void encode_bf16(const float* __restrict x, int64_t n, uint16_t* __restrict out) {
-  for (int64_t i = 0; i < n; ++i) {
-    const auto bits = __builtin_bit_cast(uint32_t, x[i]);
-    // Half of the last place, less one unless the kept part is odd: ties go to even.
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    const uint32_t quiet = (bits >> 16) | 0x40;
-    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
-    out[i] = static_cast<uint16_t>(is_nan ? quiet : rounded);
-  }
-}
-
 void add_bf16(const uint16_t* __restrict x, int64_t n, float* __restrict sum) {
   for (int64_t i = 0; i < n; ++i) {
     sum[i] += __builtin_bit_cast(float, static_cast<uint32_t>(x[i]) << 16);
@@ -37,6 +26,6 @@ void add_int8(const int8_t* __restrict q, const float* __restrict scale, int64_t
 
 }  // namespace
 
-const CodecKernels kCodecKernels = {&encode_bf16, &add_bf16, &add_int8};
+const CodecKernels kCodecKernels = {&add_bf16, &add_int8};
 
 }  // namespace takt::TAKT_ISA

@@ -7,7 +7,6 @@
 namespace takt {
 
 struct CodecKernels {
-  void (*encode_bf16)(const float* x, int64_t n, uint16_t* out);
   void (*add_bf16)(const uint16_t* x, int64_t n, float* sum);
   void (*add_int8)(const int8_t* q, const float* scale, int64_t n, float* sum);
 };

@@ -7,6 +7,7 @@
 #include "kernels/activation.h"
 #include "kernels/codec.h"
 #include "kernels/linear.h"
+#include "kernels/round_bf16.h"
 #include "measure/rate.h"
 #include "program/memory.h"
 
@@ -39,7 +40,7 @@ CodecCost codec_cost(const std::string& format, double seconds) {
   if (format == "bf16") {
     std::vector<uint16_t> coded(values.size());
     const double encode =
-        ns_per_value(seconds, [&] { encode_bf16(values.data(), kNumValues, coded.data()); });
+        ns_per_value(seconds, [&] { round_row_to_bf16(values.data(), kNumValues, coded.data()); });
     return {encode, ns_per_value(seconds, [&] { add_bf16(coded.data(), kNumValues, sum.data()); })};
   }
   if (format == "int8") {

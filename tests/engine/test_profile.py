@@ -53,6 +53,7 @@ def loaded_model(ops: NativeOps) -> LoadedModel:
         kv_shape=KVShape(model.groups, KV_HEADS, HEAD_DIM, 256),
         vocab_size=model.vocab,
         tokenizer=NoTokenizer(),  # type: ignore[arg-type]
+        precision="random",
         num_threads=ops.num_threads,
         max_steps_in_flight=1,
         make_executor=make_executor,

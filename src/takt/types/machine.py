@@ -100,8 +100,8 @@ class MachineFigures:
     def kernel_peak(self, arithmetic: str) -> InstructionPeak:
         """With all threads, of the instruction that the chosen kernels are built on.
 
-        bf16 weights are widened exactly and multiplied in f32. Where the instruction was not
-        measured: the fastest of that arithmetic, else of f32.
+        Without bf16 products, bf16 weights are widened exactly and multiplied in f32. Where the
+        instruction was not measured: the fastest of that arithmetic, else of f32.
         """
         name = _KERNEL_INSTRUCTIONS.get(self.isa, {}).get(arithmetic)
         peaks = [peak for peak in self.peaks if peak.num_threads == self.num_threads]
@@ -124,8 +124,9 @@ class MachineFigures:
 
 
 _KERNEL_INSTRUCTIONS = {
-    # Products of many rows; of few, as avx512.
-    "amx": {"int8": "tdpbusd", "bf16": "vfmadd zmm", "f32": "vfmadd zmm"},
+    # Products of many rows; of few, as avx512_bf16.
+    "amx": {"int8": "tdpbusd", "bf16": "vdpbf16ps zmm", "f32": "vfmadd zmm"},
+    "avx512_bf16": {"int8": "vpdpbusd zmm", "bf16": "vdpbf16ps zmm", "f32": "vfmadd zmm"},
     "avx512": {"int8": "vpdpbusd zmm", "bf16": "vfmadd zmm", "f32": "vfmadd zmm"},
     "avx2": {"int8": "vpmaddubsw ymm", "bf16": "vfmadd ymm", "f32": "vfmadd ymm"},
     "generic": {a: "mulps and addps xmm" for a in ("int8", "bf16", "f32")},
