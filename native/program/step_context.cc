@@ -59,13 +59,16 @@ void StepContext::unstage(int thread) {
 }
 
 void StepContext::run(int thread, int instruction, int tile, std::byte* where) {
-  const int64_t start_ns = profile_ == nullptr ? 0 : now_ns();
-  plan_.instructions[size_t(instruction)]->run(
-      {*this, instruction, tile, where,
-       Scratch(plan_.scratch[size_t(thread)].data(), plan_.scratch_bytes)});
-  if (profile_ != nullptr) [[unlikely]] {
-    profile_->record(thread, instruction, start_ns, now_ns());
+  const Instruction& work = *plan_.instructions[size_t(instruction)];
+  const TileRun tile_run{*this, instruction, tile, where,
+                         Scratch(plan_.scratch[size_t(thread)].data(), plan_.scratch_bytes)};
+  if (profile_ == nullptr) [[likely]] {
+    work.run(tile_run);
+    return;
   }
+  const int64_t start_ns = now_ns();
+  work.run(tile_run);
+  profile_->record(thread, instruction, start_ns, now_ns());
 }
 
 int64_t StepContext::redo_after_ns(int instruction) const {
