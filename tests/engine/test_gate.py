@@ -219,6 +219,19 @@ def test_a_target_tighter_than_an_idle_server_gives_is_an_error(admission: str) 
     assert itl.value.code == ttft.value.code == "slo_unattainable"
 
 
+def test_an_engine_that_refused_everybody_gets_a_request_to_learn_from() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=100.0)
+    for _ in range(12):  # the machine stood still for a while
+        served.learned.observe(StepFeatures(1, 0, 0, 0), 90 * MS)
+    served.tell()
+    with pytest.raises(InvalidRequestError, match="even alone"):
+        served.ask("a")
+    served.clock.advance(6_000 * MS)
+    served.ask("b")
+    with pytest.raises((OverloadedError, InvalidRequestError)):
+        served.ask("c", deliver=False)
+
+
 def test_a_queue_lets_wait_whom_refusal_would_send_away() -> None:
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=500.0, admission="queue")
     for i in range(40):

@@ -120,6 +120,15 @@ def test_the_reported_error_is_that_of_the_last_steps() -> None:
     assert error.covered == pytest.approx(run.coverage(800), abs=0.01)
 
 
+def test_one_outlier_after_the_start_is_not_the_p99() -> None:
+    samples = [(s, 1.02 * machine(s)) for s in (mixed_step(random.Random(i)) for i in range(60))]
+    model = LearnedStepTime(calibrated(machine).with_residuals(samples))
+    features = StepFeatures(2, 0, 900, 900)
+    before = model.p99_ns(features)
+    model.observe(features, 50 * machine(features))
+    assert model.p99_ns(features) < 1.3 * before
+
+
 def test_a_quantile_forgets_what_is_long_past() -> None:
     quantile = ResidualQuantile(0.99, [5.0] * 600)
     assert quantile.value == 5.0

@@ -20,6 +20,10 @@ CONFIDENCE = 0.85
 _MAX_ELAPSED_NS = 500_000_000
 """Time since the last step that is taken as progress; an engine may also be held up."""
 
+_MAX_AGE_NS = 5_000_000_000
+"""An engine that has idled so long may be faster than it was: the next request is let in, and
+tells. Else one that refuses everybody would never learn better."""
+
 UNATTAINABLE = "slo_unattainable"
 
 
@@ -91,9 +95,12 @@ class Admission:
         if snapshot is None:
             return None
         target = ask.slo.within(self._slo)
-        if ask.slo.is_given or self._refuses:
-            check_attainable(ask, target, snapshot, self._refuses)
-        if not self._refuses or not target.is_given:
+        is_probe = snapshot.is_idle and not self._under_way
+        is_probe = is_probe and now_ns - snapshot.end_ns > _MAX_AGE_NS
+        judges = self._refuses and not is_probe
+        if ask.slo.is_given or judges:
+            check_attainable(ask, target, snapshot, judges)
+        if not judges or not target.is_given:
             return None
         own = self._job(ask, target, snapshot, now_ns)
         jobs = self._jobs(snapshot)

@@ -29,6 +29,7 @@ _SHIFT = 0.12
 """When so many steps in a row are, in the median, off by this share, the machine's speed moved."""
 _MIN_OF_KIND = 128
 """Residuals that a kind of steps needs for a quantile of its own."""
+_LEAST_SEEN = 400
 _ERROR_GAIN = 0.002
 _LEAST_SHARE = 0.01
 """A coefficient fitted as 0 may still grow, in units of this share of an ordinary step."""
@@ -55,7 +56,11 @@ class LearnedStepTime:
         self._pieces = [_Piece(piece, model) for piece in model.pieces]
         self._speed = 1.0
         self._usual = max(_LEAST_USUAL, _median([abs(r - 1) for r in model.residual_ratios]))
-        self._all = ResidualQuantile(QUANTILE, model.residual_ratios)
+        # Calibration has some hundred samples; they count as more, so that the first outlier in
+        # service does not become the P99 by itself.
+        ratios = model.residual_ratios
+        times = -(-_LEAST_SEEN // len(ratios)) if ratios else 0
+        self._all = ResidualQuantile(QUANTILE, ratios * times)
         self._kinds = [ResidualQuantile(QUANTILE) for _ in range(_NUM_KINDS)]
         self._recent: list[float] = []
         self._num_steps = 0

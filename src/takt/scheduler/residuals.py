@@ -10,7 +10,7 @@ from collections.abc import Iterable
 WINDOW = 512
 """Steps that a quantile rests on: five lie beyond P99, and some seconds make it forget."""
 
-_GAIN = 0.005
+_GAIN = 0.002
 _MAX_LEVEL = 1.02
 
 
