@@ -14,9 +14,11 @@ BUDGET_NS = 2_400_000_000
 
 _FLOOR_SAMPLES = 24
 _ROUNDS = 4
+_FLOOR_PART = 6
+"""Of the time: what the samples of the floor may take."""
 _LEAST_SAMPLES = 5
 _WARM_UP_STEPS = 3
-_SLOWDOWN = 3.0
+_SLOWDOWN = 2.0
 """A step may take so many times as long as its tokens lead to expect; else it is not begun."""
 
 RunStep = Callable[[DummyStep], int]
@@ -35,8 +37,8 @@ def calibrate(shapes: list[DummyStep], run_step: RunStep, clock: Clock) -> Calib
     """Runs each shape a few times, small ones first, as long as the time lasts.
 
     A shape that would take more than what is left is skipped: a slow machine's model rests on its
-    smaller steps. A shape's samples count as their median, so that one disturbed run does not tilt
-    the fit; the residuals are those of all.
+    smaller steps, and takes the larger ones to cost in proportion. A shape's samples count as their
+    median, so that one disturbed run does not tilt the fit; the residuals are those of all.
     """
     start_ns = clock.now_ns()
 
@@ -47,7 +49,10 @@ def calibrate(shapes: list[DummyStep], run_step: RunStep, clock: Clock) -> Calib
     for _ in range(_WARM_UP_STEPS):
         run_step(floor_shape)
     floor: list[float] = []
-    while len(floor) < _FLOOR_SAMPLES and (len(floor) < _LEAST_SAMPLES or left_ns() > 0):
+    floor_ends_ns = BUDGET_NS - BUDGET_NS // _FLOOR_PART
+    while len(floor) < _FLOOR_SAMPLES and (
+        len(floor) < _LEAST_SAMPLES or left_ns() > floor_ends_ns
+    ):
         floor.append(float(run_step(floor_shape)))
     times: dict[DummyStep, list[float]] = {floor_shape: floor}
     per_token_ns = min(floor)
@@ -65,6 +70,7 @@ def calibrate(shapes: list[DummyStep], run_step: RunStep, clock: Clock) -> Calib
     for shape, taken_ns in times.items():
         samples.append((shape.features, _middle(taken_ns)))
         every += [(shape.features, one) for one in taken_ns]
+    samples += _in_proportion(shapes, times)
     model = StepTimeModel.fit(samples).with_residuals(every)
     floor.sort()
     return Calibration(
@@ -73,6 +79,35 @@ def calibrate(shapes: list[DummyStep], run_step: RunStep, clock: Clock) -> Calib
         num_steps=len(every) + _WARM_UP_STEPS,
         seconds=(clock.now_ns() - start_ns) / 1e9,
     )
+
+
+def _in_proportion(
+    shapes: list[DummyStep], times: dict[DummyStep, list[float]]
+) -> list[tuple[StepFeatures, float]]:
+    """What there was no time for, from the largest step of its kind that was run.
+
+    At least as long as it really is: a fixed part is counted again with each piece. Without it a
+    fit may take the tokens of prompts to cost nothing; service corrects it soon.
+    """
+    samples = []
+    for is_prefill in (False, True):
+        kind = [
+            shape
+            for shape in shapes
+            if (shape.num_prefill_tokens > 0) is is_prefill
+            and (shape.num_decode_seqs == 0) is is_prefill
+        ]
+        run = [shape for shape in kind if shape in times]
+        if not run:
+            continue
+        largest = max(run, key=lambda shape: shape.num_tokens)
+        per_token_ns = _middle(times[largest]) / largest.num_tokens
+        samples += [
+            (shape.features, per_token_ns * shape.num_tokens)
+            for shape in kind
+            if shape not in times and shape.num_tokens > largest.num_tokens
+        ]
+    return samples
 
 
 def _middle(values: list[float]) -> float:

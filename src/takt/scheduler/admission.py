@@ -44,6 +44,7 @@ class Ask:
 class Refusal:
     reason: str
     ttft_ms: float
+    """What its first token would surely be within, as forecasts go."""
     itl_ms: float
     target: SLO
     retry_after_seconds: int
@@ -51,7 +52,7 @@ class Refusal:
     @property
     def attainable_ttft_ms(self) -> int:
         """A target of TTFT with which the request would have been let in."""
-        return math.ceil(self.ttft_ms / CONFIDENCE) + 1
+        return math.ceil(self.ttft_ms) + 1
 
     @property
     def attainable_itl_ms(self) -> float:
@@ -201,7 +202,7 @@ def _judge(found: Forecast, target: SLO, ttft_ns: float) -> Refusal | None:
 def _refusal(reason: str, found: Forecast, target: SLO, ttft_ns: float, late_ns: float) -> Refusal:
     return Refusal(
         reason=reason,
-        ttft_ms=max(ttft_ns, 0.0) / NS_PER_MS,
+        ttft_ms=max(ttft_ns, 0.0) / CONFIDENCE / NS_PER_MS,
         itl_ms=found.itl_ns / NS_PER_MS,
         target=target,
         retry_after_seconds=max(1, math.ceil(late_ns / 1e9)),

@@ -56,9 +56,10 @@ class LearnedStepTime:
         self._pieces = [_Piece(piece, model) for piece in model.pieces]
         self._speed = 1.0
         self._usual = max(_LEAST_USUAL, _median([abs(r - 1) for r in model.residual_ratios]))
-        # Calibration has some hundred samples; they count as more, so that the first outlier in
-        # service does not become the P99 by itself.
-        ratios = model.residual_ratios
+        # Calibration has too few samples to tell a P99: they count as more, so that the first
+        # outlier in service is not the P99 by itself, and one among them is clipped.
+        most = 1.0 + _CLIP * max(model.residual_ratio(0.9) - 1.0, _LEAST_USUAL)
+        ratios = tuple(min(ratio, most) for ratio in model.residual_ratios)
         times = -(-_LEAST_SEEN // len(ratios)) if ratios else 0
         self._all = ResidualQuantile(QUANTILE, ratios * times)
         self._kinds = [ResidualQuantile(QUANTILE) for _ in range(_NUM_KINDS)]
