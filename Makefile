@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-contract bench-step bench-quality bench-plan profile clean
+.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-contract bench-step bench-precision bench-loading bench-quality bench-plan profile clean
 
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
@@ -69,6 +69,14 @@ bench-plan: install
 # The contract's bars on a real server; ARGS="--quick" for a check of minutes.
 bench-contract: install
 	@$(BIN)/python -m benchmarks.contract --model $(MODEL) $(ARGS)
+
+# Precision policies: gaps, jitter, bytes, perplexity. ARGS="--quick" only shows that all of it runs.
+bench-precision: install
+	@$(BIN)/python -m benchmarks.precision --model $(MODEL) $(ARGS)
+
+# Loading packed weights against expanding them: time to first token, peak memory, bytes read.
+bench-loading: install
+	@$(BIN)/python -m benchmarks.loading --model $(MODEL) $(ARGS)
 
 bench-step: install
 	@$(BIN)/python benchmarks/step_overhead.py --model $(MODEL)

@@ -41,10 +41,6 @@ class NoKernels:
         output["header"][0] = step["header"][0]
 
 
-class NoTokenizer:
-    eos_token_ids: frozenset[int] = frozenset()
-
-
 def empty_model(num_groups: int) -> LoadedModel:
     def make_executor(sizes: EngineSizes) -> Executor:
         return InlineExecutor(NoKernels())
@@ -58,8 +54,9 @@ def empty_model(num_groups: int) -> LoadedModel:
             max_model_len=8192,
         ),
         vocab_size=50_000,
-        tokenizer=NoTokenizer(),  # type: ignore[arg-type]
+        eos_token_ids=frozenset(),
         precision="none",
+        weight_bytes=0,
         num_threads=1,
         max_steps_in_flight=1,
         make_executor=make_executor,

@@ -14,7 +14,7 @@ from takt.completion import Completion, CompletionOutput
 from takt.config import CacheOptions, EngineConfig, ModelConfigOptions, SchedulerOptions
 from takt.engine.build import build_core
 from takt.engine.interrupt import deferred_interrupt
-from takt.engine.load import load_model
+from takt.engine.load import load_model_and_tokenizer
 from takt.engine.messages import AddRequest, RequestOutput
 from takt.engine.requests import with_seed
 from takt.engine.text import TextStream, stop_strings
@@ -48,12 +48,22 @@ class LLM:
         return llm
 
     def _start(self, config: EngineConfig, on_progress: OnProgress | None) -> None:
-        model = load_model(config, on_progress)
-        self._tokenizer = model.tokenizer
+        model, self._tokenizer = load_model_and_tokenizer(config, on_progress)
+        self._weight_bytes = model.weight_bytes
         self._core = build_core(config, model, MonotonicClock())
         self._numbers = itertools.count()
         self._renderer: ChatRenderer | None = None
         self._is_closed = False
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed matrices."""
+        return self._weight_bytes
+
+    @property
+    def precision(self) -> str:
+        """The precision policy and what it gave this model, in one line."""
+        return self._core.precision
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -271,8 +271,9 @@ def fake_model(
     return LoadedModel(
         kv_shape=KVShape(groups=groups, num_kv_heads=1, head_dim=2, max_model_len=MAX_MODEL_LEN),
         vocab_size=VOCAB_SIZE,
-        tokenizer=FakeTokenizer(),
+        eos_token_ids=FakeTokenizer.eos_token_ids,
         precision="fake",
+        weight_bytes=0,
         num_threads=1,
         max_steps_in_flight=max_steps_in_flight,
         make_executor=make_executor,

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 from core_driver import POOL_BYTES, engine_config
-from fake_model import FakeTokenizer
 
 from takt.clock import ManualClock
 from takt.engine.build import LoadedModel, build_core
@@ -72,8 +71,9 @@ def timed_model(clock: ManualClock, slowness: float = 1.0) -> tuple[LoadedModel,
     model = LoadedModel(
         kv_shape=shape,
         vocab_size=100,
-        tokenizer=FakeTokenizer(),
+        eos_token_ids=frozenset(),
         precision="fake",
+        weight_bytes=0,
         num_threads=1,
         max_steps_in_flight=1,
         make_executor=make_executor,

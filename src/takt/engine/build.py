@@ -16,7 +16,6 @@ from takt.engine.runner import Runner
 from takt.engine.sizing import EngineSizes, KVShape, plan_sizes
 from takt.engine.step_time import calibrated
 from takt.kvcache.manager import KVCacheManager
-from takt.loading.base import Tokenizer
 from takt.scheduler.create import create_scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
 
@@ -29,9 +28,11 @@ class LoadedModel:
 
     kv_shape: KVShape
     vocab_size: int
-    tokenizer: Tokenizer
+    eos_token_ids: frozenset[int]
     precision: str
     """The precision policy and what it gave this model, in one line."""
+    weight_bytes: int
+    """Packed matrices in memory; 0 where the backend does not say."""
     num_threads: int
     max_steps_in_flight: int
     make_executor: Callable[[EngineSizes], Executor]
@@ -79,7 +80,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
             max_model_len=sizes.max_model_len,
             max_logprobs=config.scheduler.max_logprobs,
             default_max_tokens=config.scheduler.default_max_tokens,
-            eos_token_ids=model.tokenizer.eos_token_ids,
+            eos_token_ids=model.eos_token_ids,
         ),
         sizes=sizes,
         num_threads=model.num_threads,

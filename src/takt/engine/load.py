@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from takt.config import EngineConfig
 from takt.engine.build import LoadedModel
 from takt.engine.executor import Executor, InlineExecutor
 from takt.engine.precision import resolve_policy
-from takt.engine.sizing import EngineSizes, KVShape
+from takt.engine.sizing import EngineSizes, KVShape, check_max_model_len
+from takt.loading.base import Checkpoint, Tokenizer
 from takt.loading.checkpoint import open_checkpoint
 from takt.loading.hub import resolve_model
-from takt.loading.tokenizer import load_tokenizer
+from takt.loading.tokenizer import load_eos_token_ids, load_tokenizer
 from takt.models.config import read_model_config
 from takt.models.decoder import load_decoder
 from takt.ops.create import create_ops
 from takt.types.precision import PrecisionInUse
 
+ResultT = TypeVar("ResultT")
 OnProgress = Callable[[str, int, int], None]
 """Stage, done, total; total is 0 where it isn't known."""
 
 
 def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> LoadedModel:
-    """Resolves, reads and packs the model that `config` names; raises `TaktError`s."""
+    """Resolves, reads and packs the model that `config` names; raises `TaktError`s.
+
+    Of the tokenizer only the ids that end a generation are read.
+    """
+    return _load(config, on_progress, lambda checkpoint: _nothing)[0]
+
+
+def load_model_and_tokenizer(
+    config: EngineConfig, on_progress: OnProgress | None = None
+) -> tuple[LoadedModel, Tokenizer]:
+    """Likewise, and reads the tokenizer in a thread beside the weights."""
+    with ThreadPoolExecutor(1, thread_name_prefix="takt-tokenizer") as thread:
+        return _load(
+            config,
+            on_progress,
+            lambda checkpoint: (
+                thread.submit(load_tokenizer, checkpoint, config.model.tokenizer).result
+            ),
+        )
+
+
+def _load(
+    config: EngineConfig,
+    on_progress: OnProgress | None,
+    begin_beside: Callable[[Checkpoint], Callable[[], ResultT]],
+) -> tuple[LoadedModel, ResultT]:
+    """`begin_beside` starts work on the open checkpoint and returns how to wait for its result."""
     precision = PrecisionInUse(resolve_policy(config))
     resolved = resolve_model(config.model.model, on_progress)
     checkpoint = open_checkpoint(Path(resolved.path), config.model.load_format)
     try:
         model = read_model_config(checkpoint)
+        check_max_model_len(config, model.max_position_embeddings)
+        result_beside = begin_beside(checkpoint)
         ops = create_ops(config.model.backend, config.model.num_threads)
         decoder = load_decoder(
             checkpoint,
@@ -39,7 +71,8 @@ def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> L
             if on_progress is None
             else lambda done, total: on_progress("Loading", done, total),
         )
-        tokenizer = load_tokenizer(checkpoint, config.model.tokenizer)
+        eos_token_ids = load_eos_token_ids(checkpoint, config.model.tokenizer)
+        beside = result_beside()
     finally:
         checkpoint.close()
 
@@ -53,7 +86,7 @@ def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> L
         )
         return InlineExecutor(program)
 
-    return LoadedModel(
+    loaded = LoadedModel(
         kv_shape=KVShape(
             groups=model.kv_groups(),
             num_kv_heads=model.num_kv_heads,
@@ -61,13 +94,15 @@ def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> L
             max_model_len=model.max_position_embeddings,
         ),
         vocab_size=model.vocab_size,
-        tokenizer=tokenizer,
+        eos_token_ids=eos_token_ids,
         precision=precision.describe(),
+        weight_bytes=getattr(ops, "weight_bytes", 0),
         num_threads=getattr(ops, "num_threads", 1),
         max_steps_in_flight=1,
         make_executor=make_executor,
         close=getattr(ops, "close", _nothing),
     )
+    return loaded, beside
 
 
 def _nothing() -> None:

@@ -74,11 +74,7 @@ def plan_sizes(
         dtype=_kv_dtype(config),
     )
     asked_len = config.model.max_model_len
-    if asked_len is not None and asked_len > model.max_model_len:
-        raise ConfigError(
-            f"--max-model-len {asked_len} is more than the model was made for, "
-            f"{model.max_model_len}; ask for that or less"
-        )
+    check_max_model_len(config, model.max_model_len)
     # Tokens that a step in flight may still write lie in front of a window until it has ended.
     chunk = config.scheduler.max_num_batched_tokens * max_steps_in_flight
     demand = _Demand(kv, asked_len or model.max_model_len, chunk, config.scheduler.max_num_seqs)
@@ -103,6 +99,16 @@ def plan_sizes(
         limits=_step_limits(config, kv, demand.max_model_len, vocab_size),
         notice=notice,
     )
+
+
+def check_max_model_len(config: EngineConfig, model_limit: int) -> None:
+    """Raises `ConfigError` if the asked context is longer than the model's."""
+    asked = config.model.max_model_len
+    if asked is not None and asked > model_limit:
+        raise ConfigError(
+            f"--max-model-len {asked} is more than the model was made for, {model_limit}; "
+            "ask for that or less"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from takt.types.kv import KVCacheSpec, KVDtype
 from takt.types.quant import QuantTensor, QuantType
 from takt.types.step import StepLimits
 
+_log = logging.getLogger(__name__)
 _TYPE_INDEX = {quant_type: index for index, quant_type in enumerate(QuantType)}
 _NO_VALUE = -1
 
@@ -29,13 +31,21 @@ class NativeOps:
     """
 
     def __init__(self, num_threads: int | None = None) -> None:
+        num_cpus = _native.num_usable_cpus()
         if num_threads is None:
-            num_threads = _native.num_usable_cpus()
+            num_threads = num_cpus
         try:
             self._pool = _native.Pool(num_threads)
         except ValueError as error:
             raise ConfigError(f"--num-threads: {error}") from error
+        if num_threads > num_cpus:
+            _log.warning(
+                "--num-threads %d is more than the %d CPUs this process may use: steps get slower",
+                num_threads,
+                num_cpus,
+            )
         self.num_threads = num_threads
+        self.weight_bytes = 0
         self._kv: _native.KVPool | None = None
         self._ropes = RopeTables()
         self._recorder: Recorder | None = None
@@ -66,10 +76,12 @@ class NativeOps:
         if bias is not None:
             bias = np.ascontiguousarray(bias, dtype=np.float32)
         try:
-            return _native.pack_linear(raw, bias, self.num_threads)
+            weight = _native.pack_linear(raw, bias, self.num_threads)
         except ValueError as error:
             names = " and ".join(filter(None, (part.name for part in parts))) or "weights"
             raise ModelError(f"{names} cannot be packed: {error}") from error
+        self.weight_bytes += weight.nbytes
+        return weight
 
     def pack_vector(self, values: np.ndarray) -> _native.Vector:
         return _native.pack_vector(np.ascontiguousarray(values, dtype=np.float32))

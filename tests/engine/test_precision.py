@@ -1,0 +1,80 @@
+"""Policies: what options ask for, and that each is the same alone and in a batch."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from random_model import RandomLayer, RandomModel
+from takt import LLM
+from takt.config import EngineConfig, ModelConfigOptions
+from takt.engine.precision import resolve_policy
+from takt.errors import ConfigError
+from takt.ops.native.ops import NativeOps
+from takt.types.precision import Operator, Phase, PrecisionInUse, PrecisionPolicy
+from takt.types.quant import QuantType
+
+
+def policy_of(**options: str) -> PrecisionPolicy:
+    return resolve_policy(EngineConfig(model=ModelConfigOptions(**options)))  # type: ignore[arg-type]
+
+
+def test_auto_keeps_quantised_weights_and_makes_float_weights_int8() -> None:
+    policy = policy_of()
+    assert policy.packed_type(Operator.DOWN, QuantType.Q4_K, 256) is QuantType.Q4_K
+    assert policy.packed_type(Operator.DOWN, QuantType.BF16, 256) is QuantType.Q8_0
+    assert policy.packed_type(Operator.DOWN, QuantType.BF16, 40) is QuantType.BF16
+
+
+def test_int4_leaves_the_head_more_bits() -> None:
+    policy = policy_of(quantization="int4")
+    assert policy.packed_type(Operator.QKV, QuantType.F16, 64) is QuantType.Q4_1
+    assert policy.packed_type(Operator.HEAD, QuantType.F16, 64) is QuantType.Q8_0
+
+
+def test_both_phases_have_one_precision() -> None:
+    for options in ({}, {"quantization": "int4"}, {"dtype": "bfloat16"}):
+        policy = policy_of(**options)
+        for operator in Operator:
+            assert policy.of(operator, Phase.PREFILL) == policy.of(operator, Phase.DECODE)
+
+
+def test_contradicting_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--quantization int8 .* --dtype float16"):
+        policy_of(quantization="int8", dtype="float16")
+
+
+def test_a_line_names_what_was_packed() -> None:
+    used = PrecisionInUse(policy_of(quantization="int4"))
+    for operator in (Operator.QKV, Operator.DOWN, Operator.HEAD):
+        used.packed_type(operator, QuantType.BF16, 64)
+    assert used.describe() == (
+        "int4 (qkv down q4_1 x int8, head q8_0 x int8; KV bfloat16; norms f32)"
+    )
+
+
+def test_more_threads_than_cpus_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        NativeOps(999).close()
+    assert "--num-threads 999 is more than the" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [QuantType.F16, QuantType.BF16])
+def test_float_weights_are_batch_invariant(kind: QuantType) -> None:
+    model = RandomModel([RandomLayer(kinds=(kind,) * 7)], head=kind)
+    ops = NativeOps(2)
+    prompts = [[(7 * i + j) % 300 for j in range(9 + i)] for i in range(14)]
+    together = model.drive(ops, max_num_seqs=16).generate_together(prompts, 8)
+    alone = [model.drive(ops).generate_together([prompt], 8)[0] for prompt in prompts]
+    ops.close()
+    assert together == alone
+
+
+@pytest.mark.model
+def test_a_context_beyond_the_models_is_refused_before_anything_is_read() -> None:
+    stages: list[str] = []
+    config = EngineConfig(model=ModelConfigOptions(max_model_len=10_000_000))
+    with pytest.raises(ConfigError, match="more than the model was made for"):
+        LLM.from_config(config, lambda stage, done, total: stages.append(stage))
+    assert "Loading" not in stages
