@@ -27,10 +27,6 @@ CONFIG = EngineConfig(
 )
 
 
-class NoTokenizer:
-    eos_token_ids: frozenset[int] = frozenset()
-
-
 def loaded_model(ops: NativeOps) -> LoadedModel:
     kinds = (QuantType.Q4_1,) * 7
     model = RandomModel(
@@ -52,8 +48,9 @@ def loaded_model(ops: NativeOps) -> LoadedModel:
     return LoadedModel(
         kv_shape=KVShape(model.groups, KV_HEADS, HEAD_DIM, 256),
         vocab_size=model.vocab,
-        tokenizer=NoTokenizer(),  # type: ignore[arg-type]
+        eos_token_ids=frozenset(),
         precision="random",
+        weight_bytes=0,
         num_threads=ops.num_threads,
         max_steps_in_flight=1,
         make_executor=make_executor,
