@@ -26,7 +26,11 @@ MakeLLM = Callable[..., LLM]
 @pytest.fixture
 def make_llm(monkeypatch: pytest.MonkeyPatch) -> MakeLLM:
     def make(model: LoadedModel | None = None, **options: Any) -> LLM:
-        monkeypatch.setattr(takt.llm, "load_model", lambda config, progress: model or fake_model())
+        monkeypatch.setattr(
+            takt.llm,
+            "load_model_and_tokenizer",
+            lambda config, progress: (model or fake_model(), FakeTokenizer()),
+        )
         return LLM(
             "fake",
             **{
