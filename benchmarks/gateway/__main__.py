@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from benchmarks.gateway import faults as fault_runs
 from benchmarks.gateway import latency as delays
+from benchmarks.gateway import other_server
 from benchmarks.gateway import policies as retry_policies
 
 FAULT_RUNS = tuple(
@@ -49,12 +50,17 @@ def streams(quick: bool, requests: int | None) -> bool:
     return asyncio.run(delays.streams(requests or num_streams, num_events))
 
 
+def other(quick: bool, requests: int | None) -> bool:
+    return asyncio.run(other_server.run())
+
+
 PARTS: dict[str, Callable[[bool, int | None], bool]] = {
     "faults": faults,
     "latency": latency,
     "policies": policies,
     "storm": storm,
     "streams": streams,
+    "other": other,
 }
 
 

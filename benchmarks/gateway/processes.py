@@ -43,8 +43,8 @@ class Process:
         if wait:
             self.wait_ready()
 
-    def wait_ready(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def wait_ready(self, seconds: float = START_SECONDS) -> None:
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
                 break
@@ -82,7 +82,7 @@ class Rig:
         self.directory = directory
         self.processes: list[Process] = []
 
-    def _add(self, command: list[str], name: str, ready_url: str | None, port: int) -> Process:
+    def add(self, command: list[str], name: str, ready_url: str | None, port: int) -> Process:
         process = Process(command, self.directory / f"{name}.log", ready_url, port)
         self.processes.append(process)
         return process
@@ -90,7 +90,7 @@ class Rig:
     def upstream(self, *flags: str) -> Process:
         port = free_port()
         command = [sys.executable, str(HERE / "upstream.py"), "--port", str(port), *flags]
-        return self._add(command, "upstream", "/health", port)
+        return self.add(command, "upstream", "/health", port)
 
     def gateway(self, store_url: str, *flags: str) -> Process:
         port = free_port()
@@ -98,7 +98,7 @@ class Rig:
             *(sys.executable, "-c", "from takt.cli.main import main; main()", "gateway"),
             *("--port", str(port), "--store", store_url, "--log-level", "error", *flags),
         ]
-        return self._add(command, f"gateway-{port}", "/health", port)
+        return self.add(command, f"gateway-{port}", "/health", port)
 
     def redis(self) -> Process:
         binary = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -111,7 +111,7 @@ class Rig:
             *(binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(data)),
             *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
         ]
-        return self._add(command, "redis", None, port)
+        return self.add(command, "redis", None, port)
 
 
 @contextmanager

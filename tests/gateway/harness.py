@@ -12,7 +12,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from scripted_upstream import ScriptedUpstream
 
-from takt.gateway.app import build_app
+from takt.gateway.app import build_server
 from takt.gateway.build import build_parts, close_parts
 from takt.gateway.gateway import Gateway
 from takt.gateway.handler import Handler
@@ -79,12 +79,7 @@ class Harness:
             asyncio.create_task(parts.keeper.run()),
             asyncio.create_task(self._checker.run()),
         ]
-        self._runner = web.AppRunner(
-            build_app(parts, self.handler),
-            access_log=None,
-            handler_cancellation=True,
-            shutdown_timeout=0.1,
-        )
+        self._runner = web.ServerRunner(build_server(parts, self.handler), shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"

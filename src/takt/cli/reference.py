@@ -13,6 +13,7 @@ from takt.bench.options import BenchOptions
 from takt.cli.options import PANELS, SERVER_TABLES, flag_of, is_switch
 from takt.cli.vllm_flags import VLLM_FLAGS, Mapped, Refused
 from takt.clock import ManualClock
+from takt.gateway.metrics import GatewayMetrics
 from takt.gateway.options import GatewayOptions
 from takt.observe.ledger.ledger import Ledger
 from takt.observe.metrics import Metrics
@@ -63,16 +64,47 @@ def metrics_page() -> str:
     """Every metric that a fresh server exposes."""
     registry = CollectorRegistry()
     Metrics(registry, "model").watch_ledger(Ledger(ManualClock()))
-    lines = ["# Metrics", "", GENERATED, "| name | type | labels | meaning |", "|---|---|---|---|"]
+    return _metrics("Metrics", registry, "")
+
+
+def gateway_metrics_page() -> str:
+    """Every metric of a gateway; labels of those that have no series yet are the declared ones."""
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+    metrics.watch_upstreams([])
+    metrics.watch_service("service")
+    return _metrics("Metrics of the gateway", registry, GATEWAY_NOTE)
+
+
+GATEWAY_NOTE = (
+    "`takt gateway` serves them at `GET /metrics`. `service` is the policy's name for a route, "
+    "`upstream` the URL of the policy. Alerts and a dashboard on them are in `deploy/`.\n"
+)
+
+
+def _metrics(title: str, registry: CollectorRegistry, note: str) -> str:
+    lines = [f"# {title}", "", GENERATED, *([note] if note else [])]
+    lines += ["| name | type | labels | meaning |", "|---|---|---|---|"]
+    declared = {
+        name: getattr(collector, "_labelnames", ())
+        for collector, names in registry._collector_to_names.items()
+        for name in names
+    }
     for family in sorted(registry.collect(), key=lambda family: family.name):
         names = {label for sample in family.samples for label in sample.labels} - {"le"}
+        names |= set(declared.get(family.name, ())) | set(getattr(family, "_labelnames", ()))
         labels = ", ".join(f"`{label}`" for label in sorted(names))
         name = family.name + ("_total" if family.type == "counter" else "")
         lines.append(f"| `{name}` | {family.type} | {labels} | {_cell(family.documentation)} |")
     return "\n".join([*lines, ""])
 
 
-PAGES = {"flags.md": flags_page, "vllm_flags.md": vllm_page, "metrics.md": metrics_page}
+PAGES = {
+    "flags.md": flags_page,
+    "vllm_flags.md": vllm_page,
+    "metrics.md": metrics_page,
+    "gateway_metrics.md": gateway_metrics_page,
+}
 
 OWN_FLAGS = frozenset(
     {

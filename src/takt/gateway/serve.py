@@ -18,7 +18,7 @@ import uvloop
 from aiohttp import web
 
 from takt.errors import ConfigError, TaktError
-from takt.gateway.app import HEADER_BYTES, build_app
+from takt.gateway.app import build_server
 from takt.gateway.build import build_parts, close_parts
 from takt.gateway.gateway import Gateway
 from takt.gateway.handler import Handler
@@ -84,15 +84,10 @@ class _Service:
             asyncio.create_task(parts.keeper.run()),
             asyncio.create_task(checker.run()),
         ]
-        runner = web.AppRunner(
-            build_app(parts, handler),
+        runner = web.ServerRunner(
+            build_server(parts, handler, keepalive_timeout=KEEP_ALIVE_SECONDS),
             handle_signals=False,
-            access_log=None,
-            handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_SECONDS,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
-            max_line_size=HEADER_BYTES,
-            max_field_size=HEADER_BYTES,
         )
         await runner.setup()
         site = web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.commands.core import AsyncScript
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -32,11 +32,11 @@ from takt.gateway.states import (
 )
 from takt.gateway.store.base import Held, Snapshot, StoreUnavailableError
 from takt.gateway.store.history import decode_head, decode_history, encode_attempt, encode_head
+from takt.gateway.store.redis_pipe import Argument, ScriptPipe
 from takt.gateway.store.redis_scripts import DEAD, fields_of, keys_of, load_scripts
 
 logger = logging.getLogger("takt.gateway")
 
-MAX_CONNECTIONS = 64
 TIMEOUT_SECONDS = 2.0
 NUM_RETRIES = 2
 
@@ -53,21 +53,19 @@ class RedisStore:
         """
         self._is_volatile = volatile
         self._now_ms = now_ms or (lambda: 0)
+        self._backoff = ExponentialWithJitterBackoff(cap=0.2, base=0.02)
         try:
-            pool: BlockingConnectionPool = BlockingConnectionPool.from_url(
+            self._pipe = ScriptPipe(url, TIMEOUT_SECONDS)
+            self._redis: Redis = Redis.from_url(
                 url,
-                max_connections=MAX_CONNECTIONS,
-                timeout=TIMEOUT_SECONDS,
                 socket_timeout=TIMEOUT_SECONDS,
                 socket_connect_timeout=TIMEOUT_SECONDS,
-                retry=Retry(ExponentialWithJitterBackoff(cap=0.2, base=0.02), NUM_RETRIES),
-                retry_on_error=[RedisConnectionError, RedisTimeoutError],
+                retry=Retry(self._backoff, NUM_RETRIES),
             )
         except ValueError as error:
             raise ConfigError(f"--store is no URL of a Redis: {error}") from None
-        self._redis: Redis = Redis(connection_pool=pool)
         self._name = _without_password(url)
-        self._scripts: dict[str, AsyncScript] = load_scripts(self._redis)
+        self._scripts = load_scripts()
 
     async def open(self) -> None:
         try:
@@ -102,6 +100,7 @@ class RedisStore:
             )
 
     async def close(self) -> None:
+        await self._pipe.close()
         await self._redis.aclose()
         await self._redis.connection_pool.disconnect()
 
@@ -141,18 +140,10 @@ class RedisStore:
         return Mismatch()
 
     async def heartbeat(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
-        now_ms = self._now_ms()
-
-        async def send() -> list[Any]:
-            async with self._redis.pipeline(transaction=False) as pipeline:
-                for one in held:
-                    await self._scripts["heartbeat"](
-                        keys_of(one.digest), [now_ms, one.token, lease_ms], client=pipeline
-                    )
-                answers: list[Any] = await pipeline.execute()
-                return answers
-
-        return [bool(one) for one in await self._call(send)] if held else []
+        answers = await asyncio.gather(
+            *(self._script("heartbeat", one.digest, one.token, lease_ms) for one in held)
+        )
+        return [bool(answer) for answer in answers]
 
     async def begin_attempt(self, held: Held, upstream: str, deduplicates: bool) -> bool:
         return bool(
@@ -249,9 +240,21 @@ class RedisStore:
         found = await self._call(lambda: self._redis.zrange(DEAD, 0, -1))
         return [digest.decode() for digest in found]
 
-    async def _script(self, name: str, digest: str, *arguments: Any) -> Any:
-        now_ms = self._now_ms()
-        return await self._call(lambda: self._scripts[name](keys_of(digest), [now_ms, *arguments]))
+    async def _script(self, name: str, digest: str, *arguments: Argument) -> Any:
+        """Sent again where the connection broke: a script that ran already has its one effect."""
+        script, keys, given = self._scripts[name], keys_of(digest), (self._now_ms(), *arguments)
+        num_failures = 0
+        while True:
+            try:
+                return await self._pipe.run(script, keys, given)
+            except (RedisError, OSError) as error:
+                num_failures += 1
+                is_broken = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
+                if not is_broken or num_failures > NUM_RETRIES:
+                    raise StoreUnavailableError(
+                        f"the store {self._name} failed: {error}"
+                    ) from error
+            await asyncio.sleep(self._backoff.compute(num_failures))
 
     async def _call(self, send: Callable[[], Any]) -> Any:
         try:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.commands.core import AsyncScript
+from takt.gateway.store.redis_pipe import Script
 
 PREFIX = "{takt}:gateway:"
 """The braces put all keys into one slot, so that a script may touch several on a cluster."""
@@ -27,14 +26,11 @@ _NAMES = (
 )
 
 
-def load_scripts(client: Redis) -> dict[str, AsyncScript]:
-    """Scripts by name; they load themselves again after a restart of the server."""
+def load_scripts() -> dict[str, Script]:
+    """Scripts by name."""
     folder = resources.files("takt.gateway.store") / "scripts"
     prelude = (folder / "prelude.lua").read_text()
-    return {
-        name: client.register_script(prelude + (folder / f"{name}.lua").read_text())
-        for name in _NAMES
-    }
+    return {name: Script.of(prelude + (folder / f"{name}.lua").read_text()) for name in _NAMES}
 
 
 def keys_of(digest: str) -> list[str]:
