@@ -1,4 +1,4 @@
-"""The gateway in front of a server that is not ours: `transformers serve`, with a tiny random model.
+"""The gateway in front of a server not ours: `transformers serve`, with a tiny random model.
 
 Its answers are sampled, so that two executions of a request hardly ever give the same text.
 """
@@ -69,8 +69,10 @@ async def run() -> bool:
         other = _transformers_serve(made, model)
         other.start(wait=False)
         other.wait_ready(START_SECONDS)
+        policy = made.directory / "policy.toml"
+        policy.write_text(f'[[upstreams]]\nurl = "{other.url}"\nsends_done = false\n')
         store = f"sqlite:///{made.directory}/store.db"
-        gateway = made.gateway(store, "--upstream", other.url, "--health-interval-ms", "200")
+        gateway = made.gateway(store, "--policy", str(policy), "--health-interval-ms", "200")
         gateway.start()
         async with aiohttp.ClientSession() as session:
             client = _Client(session, gateway.url, model)

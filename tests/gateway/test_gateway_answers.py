@@ -366,3 +366,22 @@ def test_connection_that_breaks_after_sending(
             assert first.headers["X-Should-Retry"] == "false"
 
     runner.run(scenario())
+
+
+def test_client_that_asks_whether_to_send_its_body_is_told_to(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+) -> None:
+    async def scenario() -> None:
+        async with Harness([upstream], sqlite_url) as gateway:
+            port = int(gateway.url.rpartition(":")[2])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\n"
+                b"Idempotency-Key: k\r\nContent-Length: 2\r\nConnection: close\r\n\r\n"
+            )
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"{}")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 OK\r\n")
+            writer.close()
+
+    runner.run(scenario())

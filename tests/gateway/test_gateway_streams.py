@@ -97,3 +97,35 @@ def test_stream_that_does_not_continue_exactly_is_not_resumed(
         assert DONE not in answered.body
 
     runner.run(scenario())
+
+
+@pytest.mark.parametrize("sends_done", [True, False])
+def test_stream_without_end_mark_is_whole_only_from_an_upstream_known_for_it(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, sends_done: bool
+) -> None:
+    async def scenario() -> None:
+        upstream.default = stream(EVENTS)
+        policy = {"upstreams": [{"url": upstream.url, "sends_done": sends_done}]}
+        async with Harness([upstream], sqlite_url, policy=policy) as gateway:
+            answered, again = await gateway.post(), await gateway.post()
+        assert (answered.body == b"".join(EVENTS)) is not sends_done
+        if sends_done:
+            assert b'"error"' in answered.body
+        else:
+            assert again.is_replay and again.body == answered.body
+            assert upstream.num_executed == 1
+
+    runner.run(scenario())
+
+
+def test_broken_stream_is_not_taken_for_whole_where_no_end_mark_is_expected(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+) -> None:
+    async def scenario() -> None:
+        upstream.default = stream(EVENTS, break_after=1)
+        policy = {"upstreams": [{"url": upstream.url, "sends_done": False}]}
+        async with Harness([upstream], sqlite_url, policy=policy) as gateway:
+            answered = await gateway.post()
+        assert b'"error"' in answered.body
+
+    runner.run(scenario())

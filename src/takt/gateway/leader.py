@@ -125,7 +125,7 @@ class Leader:
         chosen, answer = await self._send(upstream, span)
         try:
             if answer.is_stream:
-                await self._copy_stream(answer)
+                await self._copy_stream(answer, chosen)
             else:
                 await self._read_whole(answer)
         except AttemptFailedError:
@@ -179,9 +179,13 @@ class Leader:
         self._parts.metrics.hedges.labels(self._route.service).inc()
         return second
 
-    async def _copy_stream(self, answer: OpenAnswer) -> None:
+    async def _copy_stream(self, answer: OpenAnswer, upstream: Upstream) -> None:
         path = self._assignment.request.path_and_query.partition("?")[0]
-        copy = StreamCopy(self._execution, answer.head, expects_done=expects_done(path))
+        copy = StreamCopy(
+            self._execution,
+            answer.head,
+            expects_done=upstream.sends_done and expects_done(path),
+        )
         async for piece in answer.pieces():
             copy.feed(piece)
             self._check_size(self._execution.num_bytes + len(copy.rest))

@@ -83,6 +83,9 @@ class UpstreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     url: str
     deduplicates: bool = False
+    sends_done: bool = True
+    """Ends streams of completions with `data: [DONE]`, as OpenAI does; if not, a body that ends as
+    HTTP wants it is taken for whole."""
     api_key_env: str | None = None
     """Environment variable with a key that replaces the client's."""
     ca_file: str | None = None

@@ -23,6 +23,7 @@ class Upstream:
         """Raises `ConfigError` if the variable with its key is not set."""
         self.url = config.url.rstrip("/")
         self.deduplicates = config.deduplicates
+        self.sends_done = config.sends_done
         self.ca_file = config.ca_file
         self.health_url = self.url + config.health_path
         self.api_key = _api_key(config)

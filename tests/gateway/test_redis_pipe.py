@@ -1,0 +1,109 @@
+"""Scripts over one connection: in order, sent again by whom they failed, never mixed up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis_process import RedisProcess
+
+from takt.gateway.store.redis_pipe import Script, ScriptPipe
+
+ECHO = Script.of("return {ARGV[1], redis.call('INCR', KEYS[1])}")
+BROKEN = Script.of("return redis.call('NO SUCH COMMAND')")
+SLOW = Script.of(
+    "local t = redis.call('TIME')[1] repeat until redis.call('TIME')[1] - t > 1 return 1"
+)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisProcess]:
+    process = RedisProcess(tmp_path)
+    process.start()
+    yield process
+    process.kill()
+
+
+def run(
+    redis: RedisProcess, scenario: Callable[[ScriptPipe], Awaitable[None]], timeout: float = 5.0
+) -> None:
+    async def scoped() -> None:
+        pipe = ScriptPipe(redis.url, timeout)
+        try:
+            await scenario(pipe)
+        finally:
+            await pipe.close()
+
+    asyncio.run(scoped())
+
+
+def test_each_script_gets_its_own_answer(redis: RedisProcess) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        await pipe.run(ECHO, ["n"], ["loads the script"])
+        answers = await asyncio.gather(*(pipe.run(ECHO, ["n"], [f"a{i}"]) for i in range(200)))
+        assert [text for text, _ in answers] == [b"a%d" % i for i in range(200)]
+        counts = [count for _, count in answers]
+        assert counts == sorted(counts)
+
+    run(redis, scenario)
+
+
+def test_a_script_that_fails_fails_alone(redis: RedisProcess) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        answers = await asyncio.gather(
+            pipe.run(ECHO, ["n"], ["a"]),
+            pipe.run(BROKEN, ["n"], []),
+            pipe.run(ECHO, ["n"], ["b"]),
+            return_exceptions=True,
+        )
+        assert isinstance(answers[1], ResponseError)
+        assert (answers[0][0], answers[2][0]) == (b"a", b"b")  # type: ignore[index]
+
+    run(redis, scenario)
+
+
+def test_one_that_is_given_up_shifts_no_answer(redis: RedisProcess) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        await pipe.run(ECHO, ["n"], ["first"])
+        given_up = asyncio.create_task(pipe.run(ECHO, ["n"], ["given up"]))
+        kept = asyncio.create_task(pipe.run(ECHO, ["n"], ["kept"]))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert (await kept)[0] == b"kept"
+
+    run(redis, scenario)
+
+
+def test_late_scripts_fail_together_and_the_next_one_has_a_new_connection(
+    redis: RedisProcess,
+) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        late = [pipe.run(SLOW, ["n"], []), pipe.run(ECHO, ["n"], ["behind"])]
+        answers = await asyncio.gather(*late, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {RedisTimeoutError}
+        for _ in range(100):
+            try:
+                assert (await pipe.run(ECHO, ["n"], ["again"]))[0] == b"again"
+                return
+            except (RedisTimeoutError, RedisConnectionError):
+                await asyncio.sleep(0.05)
+        raise AssertionError("no script ran any more")
+
+    run(redis, scenario, timeout=0.3)
+
+
+def test_after_a_restart_scripts_run_again(redis: RedisProcess) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        await pipe.run(ECHO, ["n"], ["before"])
+        redis.kill()
+        with pytest.raises((RedisConnectionError, OSError)):
+            await pipe.run(ECHO, ["n"], ["down"])
+        redis.start()
+        assert (await pipe.run(ECHO, ["n"], ["after"]))[0] == b"after"
+
+    run(redis, scenario)
