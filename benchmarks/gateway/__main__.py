@@ -20,7 +20,7 @@ from benchmarks.gateway import other_server
 from benchmarks.gateway import policies as retry_policies
 
 FAULT_RUNS = tuple(
-    (store, mode) for store in ("sqlite", "redis") for mode in ("retry", "fail", "dedup")
+    (store, mode) for store in ("sqlite", "redis") for mode in ("retry", "fail", "dedup", "takt")
 )
 
 

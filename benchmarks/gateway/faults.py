@@ -17,6 +17,8 @@ from takt.gateway.store.open import make_store
 
 PATH = "/v1/completions"
 LEASE_MS = 1_500
+TAKT_MODEL = "smollm2-135m"
+TAKT_START_SECONDS = 300.0
 MAX_TRIES = 400
 FIRST_KILL_SECONDS, KILL_EVERY_SECONDS = 1.0, 4.0
 RESTART_SECONDS = 0.3
@@ -47,26 +49,34 @@ class Outcome:
 
 
 def body_of(number: int) -> bytes:
-    return json.dumps({"prompt": f"p{number}", "stream": number % 2 == 1}).encode()
+    """Sampled without a seed: Takt gives another text for each execution, and another id."""
+    return json.dumps(
+        {
+            "prompt": f"p{number}",
+            "stream": number % 2 == 1,
+            "max_tokens": 4,
+            "temperature": 1.0,
+        }
+    ).encode()
 
 
 async def run(
     store: str, mode: str, num_requests: int, num_clients: int, *, kills: bool = True
 ) -> bool:
-    """`store`: sqlite or redis. `mode`: retry, fail, or dedup (an upstream that deduplicates).
+    """`store`: sqlite or redis. `mode`: retry, fail, dedup (an upstream that deduplicates), or takt
+    (Takt's own server as such an upstream, behind a proxy that breaks connections).
 
     Prints a report; True if every bar held.
     """
     with rig() as made:
-        upstream = made.upstream("--faults", *(["--deduplicate"] if mode == "dedup" else []))
-        upstream.start()
+        upstream, faulty = _upstream(made, mode)
         redis = made.redis() if store == "redis" else None
         if redis is not None:
             redis.start()
         url = (
             f"redis://127.0.0.1:{redis.port}/0" if redis else f"sqlite:///{made.directory}/store.db"
         )
-        gateways = _gateways(made, url, upstream, mode)
+        gateways = _gateways(made, url, faulty, mode)
         begin = time.monotonic()
         outcome = Outcome()
         stop = asyncio.Event()
@@ -75,16 +85,32 @@ async def run(
         stop.set()
         await killer
         seconds = time.monotonic() - begin
-        executions = await _executions(upstream)
+        executions = await (
+            _takt_executions(upstream, num_requests) if mode == "takt" else _executions(upstream)
+        )
         unknown = await _unknown(url, num_requests)
         killed = f"gateways {sum(g.num_kills for g in gateways)}"
         killed += f", redis {redis.num_kills}" if redis else ""
         return _report(f"{store} {mode}", outcome, executions, unknown, seconds, killed, mode)
 
 
+def _upstream(made: Rig, mode: str) -> tuple[Process, Process]:
+    """The server, and where the gateway asks for it."""
+    if mode == "takt":
+        server = made.takt(TAKT_MODEL)
+        server.start(wait=False)
+        server.wait_ready(TAKT_START_SECONDS)
+        proxy = made.fault_proxy(server)
+        proxy.start()
+        return server, proxy
+    server = made.upstream("--faults", *(["--deduplicate"] if mode == "dedup" else []))
+    server.start()
+    return server, server
+
+
 def _gateways(made: Rig, url: str, upstream: Process, mode: str) -> list[Process]:
     policy = made.directory / "policy.toml"
-    deduplicates = "true" if mode == "dedup" else "false"
+    deduplicates = "true" if mode in ("dedup", "takt") else "false"
     policy.write_text(POLICY.format(url=upstream.url, deduplicates=deduplicates))
     flags = ["--policy", str(policy), "--lease-ms", str(LEASE_MS), "--health-interval-ms", "200"]
     flags += ["--on-unknown", "retry" if mode == "retry" else "fail"]
@@ -153,7 +179,7 @@ async def _ask(
             async with session.post(
                 gateway.url + PATH,
                 data=body_of(number),
-                headers={"Idempotency-Key": key},
+                headers={"Idempotency-Key": key, "Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=60),
             ) as response:
                 body = await response.read()
@@ -184,6 +210,18 @@ async def _executions(upstream: Process) -> Counter[str]:
         session.get(upstream.url + "/executions") as response,
     ):
         return Counter(await response.json())
+
+
+async def _takt_executions(server: Process, num_requests: int) -> Counter[str]:
+    """Takt counts requests that ended, not keys: what exceeds one for each is executed twice."""
+    async with aiohttp.ClientSession() as session, session.get(server.url + "/metrics") as response:
+        text = await response.text()
+    ended = sum(
+        float(line.rpartition(" ")[2])
+        for line in text.splitlines()
+        if line.startswith("takt_request_success_total{")
+    )
+    return Counter({"takt": 1 + round(ended) - num_requests})
 
 
 async def _unknown(url: str, num_requests: int) -> dict[str, tuple[int, int]]:
@@ -235,6 +273,6 @@ def _report(
         f"{len(unexplained)})"
     )
     holds = not outcome.lost and not outcome.inconsistent and not unexplained
-    if mode in ("fail", "dedup"):
+    if mode in ("fail", "dedup", "takt"):
         holds = holds and not extras
     return holds

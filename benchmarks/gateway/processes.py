@@ -92,6 +92,20 @@ class Rig:
         command = [sys.executable, str(HERE / "upstream.py"), "--port", str(port), *flags]
         return self.add(command, "upstream", "/health", port)
 
+    def takt(self, model: str, *flags: str) -> Process:
+        port = free_port()
+        command = [
+            *(sys.executable, "-c", "from takt.cli.main import main; main()", "serve", model),
+            *("--port", str(port), "--log-level", "error", "--disable-access-log", *flags),
+        ]
+        return self.add(command, "takt", "/health", port)
+
+    def fault_proxy(self, upstream: Process) -> Process:
+        port = free_port()
+        command = [sys.executable, str(HERE / "fault_proxy.py"), "--port", str(port)]
+        command += ["--upstream-port", str(upstream.port)]
+        return self.add(command, "proxy", "/health", port)
+
     def gateway(self, store_url: str, *flags: str) -> Process:
         port = free_port()
         command = [
