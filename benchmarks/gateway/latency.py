@@ -12,6 +12,7 @@ import aiohttp
 from benchmarks.gateway.processes import Process, rig
 
 PATH = "/v1/completions"
+NUM_WARM_UP = 50
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -33,7 +34,12 @@ async def added_latency(num_requests: int, num_clients: int) -> bool:
         ):
             targets[name] = made.gateway(url, "--upstream", upstream.url)
             targets[name].start()
+        before_s = {name: target.cpu_s() for name, target in targets.items()}
         times = await _measure(targets, num_requests, num_clients)
+        cpu_ms = {
+            name: 1e3 * (target.cpu_s() - before_s[name]) / (num_requests + NUM_WARM_UP)
+            for name, target in targets.items()
+        }
     holds = True
     for name in ("sqlite", "redis"):
         added = {
@@ -44,7 +50,7 @@ async def added_latency(num_requests: int, num_clients: int) -> bool:
             f"added latency, {name}: P50 {added[0.5]:.2f} ms (bar 1), P99 {added[0.99]:.2f} ms "
             f"(bar 3); direct P50 {percentile(times['direct'], 0.5):.2f}, "
             f"P99 {percentile(times['direct'], 0.99):.2f} ms, {num_requests} requests each, "
-            f"{num_clients} at a time"
+            f"{num_clients} at a time; {cpu_ms[name]:.2f} ms of CPU a request"
         )
         holds = holds and added[0.5] <= 1 and added[0.99] <= 3
     return holds
@@ -60,7 +66,7 @@ async def _measure(
     jobs = iter(work)
     async with aiohttp.ClientSession() as session:
         for target in targets.values():
-            for _ in range(50):
+            for _ in range(NUM_WARM_UP):
                 await _call(session, target)
 
         async def client() -> None:

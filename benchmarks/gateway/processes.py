@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -52,6 +53,12 @@ class Process:
                 return
             time.sleep(0.02)
         raise RuntimeError(f"{self._command[:4]} did not start:\n{self._log.read_text()[-2000:]}")
+
+    def cpu_s(self) -> float:
+        """Processor time of the process so far."""
+        assert self._process is not None
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
         if self._process is not None:
