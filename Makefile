@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
 
-.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-contract bench-step bench-precision bench-loading bench-quality bench-plan profile clean
+.PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-contract bench-parallel bench-step bench-precision bench-loading bench-quality bench-plan profile clean
 
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
@@ -59,6 +59,12 @@ bench-peers: install
 # Writes docs/profile.md. First: takt topo --measure; nothing else may run.
 profile: install
 	@$(BIN)/python -m benchmarks.profile --model $(MODEL) $(ARGS)
+
+# Native all-reduce against gloo, ranks against one process, deaths of ranks. ARGS="--quick": a check.
+bench-parallel: $(VENV)/.installed-test
+	@$(BIN)/python benchmarks/all_reduce.py $(ARGS)
+	@$(BIN)/python benchmarks/ranks.py $(ARGS)
+	@$(BIN)/python benchmarks/rank_deaths.py $(ARGS)
 
 bench-kv: install
 	@$(BIN)/python -m benchmarks.kv

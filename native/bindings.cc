@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings.h"
 #include "kernels/linear.h"
 #include "measure/barrier_cost.h"
 #include "measure/codec_cost.h"
@@ -111,8 +112,11 @@ void bind_builder(nb::module_& m) {
             new (self) ProgramBuilder(step_limits(limits), max_position, num_threads, kv);
           },
           "limits"_a, "max_position"_a, "num_threads"_a, "kv"_a.none())
-      .def("embed", [](ProgramBuilder& b, const Weight& table,
-                       float scale) { return b.embed(table.packed, scale); })
+      .def(
+          "embed",
+          [](ProgramBuilder& b, const Weight& table, float scale, int64_t first_token,
+             int64_t vocab_size) { return b.embed(table.packed, scale, first_token, vocab_size); },
+          "table"_a, "scale"_a, "first_token"_a, "vocab_size"_a)
       .def(
           "norm",
           [](ProgramBuilder& b, int x, const Vector& weight, float eps, int residual,
@@ -152,6 +156,10 @@ void bind_builder(nb::module_& m) {
       .def("logits", [](ProgramBuilder& b, int x, const Weight& head,
                         float softcap) { return b.logits(x, head.packed, softcap); })
       .def("sample", &ProgramBuilder::sample)
+      .def("all_reduce", &ProgramBuilder::all_reduce)
+      .def("gather", &ProgramBuilder::gather)
+      .def("send", &ProgramBuilder::send)
+      .def("receive", &ProgramBuilder::receive)
       .def_prop_ro("num_instructions", &ProgramBuilder::num_instructions);
 }
 
@@ -261,6 +269,10 @@ NB_MODULE(_native, m) {
   m.def("num_usable_cpus", &num_usable_cpus,
         "CPUs in the affinity mask, or fewer where a cgroup's quota allows fewer.");
 
+  bind_links(m);
+  m.def("logits_block_rows", [](const nb::dict& limits, int64_t vocab_size) {
+    return logits_block_rows(step_limits(limits), vocab_size);
+  });
   bind_builder(m);
   bind_program(m);
   bind_measure(m);

@@ -32,6 +32,10 @@ class FakeCheckpoint:
             for name, value in self.values.items()
         }
 
+    @property
+    def num_bytes_read(self) -> int:
+        return 0
+
     def read(self, name: str, *, rows: Any = None, columns: Any = None) -> QuantTensor:
         assert rows is None and columns is None
         value = np.ascontiguousarray(self.values[name], dtype=np.float32)

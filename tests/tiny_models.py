@@ -109,9 +109,9 @@ GGUF_CONFIGS = ("llama_tied", "llama_biased", "llama3", "qwen2", "qwen3", "gemma
 """Those that the format can express."""
 
 
-def make_model(name: str, seed: int = 0) -> PreTrainedModel:
+def make_model(name: str, seed: int = 0, **sizes: int) -> PreTrainedModel:
     """A model in fp32 whose every parameter is random, norms and biases too."""
-    settings = _SHARED | CONFIGS[name]
+    settings = _SHARED | CONFIGS[name] | sizes
     config = AutoConfig.for_model(**settings)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     randomise(model, seed)

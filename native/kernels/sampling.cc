@@ -161,6 +161,15 @@ size_t sample_scratch_bytes(int64_t vocab_size) {
   return 2 * align64(size_t(vocab_size) * 4) + WeightedTokens::scratch_bytes(vocab_size);
 }
 
+bool asks_best_only(const SampleParams& p) {
+  return p.target < 0 && p.num_logprobs < 0 && is_greedy(p) && p.bias_token.empty() &&
+         !penalises(p);
+}
+
+int64_t best_token(const float* logits, int64_t num_logits) {
+  return kernels().argmax(logits, num_logits);
+}
+
 void sample_row(const float* logits, int64_t vocab_size, const SampleParams& params,
                 std::byte* scratch, SampleResult* result) {
   const Scratch parts(scratch, vocab_size);

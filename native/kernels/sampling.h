@@ -37,6 +37,11 @@ struct SampleResult {
 // The logprob reported of what is less likely, or impossible: one that JSON can hold.
 inline constexpr float kLowestLogprob = -9999.0f;
 
+// Whether the row's token is the most likely one, by raw logits, and nothing else is asked of it.
+bool asks_best_only(const SampleParams& params);
+// The first of the largest logits; 0 if none is larger than -inf.
+int64_t best_token(const float* logits, int64_t num_logits);
+
 // Bytes of scratch, aligned to 8 bytes or more, that sample_row needs for a vocabulary.
 size_t sample_scratch_bytes(int64_t vocab_size);
 

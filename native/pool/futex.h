@@ -11,6 +11,10 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected, int64_t ti
 
 void futex_wake_all(std::atomic<uint32_t>& word);
 
+// The same for words in memory that several processes share.
+void futex_wait_shared(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns);
+void futex_wake_all_shared(std::atomic<uint32_t>& word);
+
 // Monotonic nanoseconds.
 int64_t now_ns();
 

@@ -29,6 +29,12 @@ constexpr int kBlockCopyInstruction = 0;
 
 }  // namespace
 
+int32_t logits_block_rows(const StepLimits& limits, int64_t vocab_size) {
+  const int64_t row_bytes = vocab_size * int64_t(sizeof(float));
+  const int64_t most_rows = std::max<int64_t>(limits.max_num_rows, 1);
+  return int32_t(std::clamp<int64_t>(kLogitsBlockBytes / row_bytes, 1, most_rows));
+}
+
 ProgramBuilder::ProgramBuilder(const StepLimits& limits, int64_t max_position, int num_threads,
                                std::shared_ptr<const KVPool> kv)
     : limits_(limits),
@@ -50,10 +56,12 @@ ProgramBuilder::ProgramBuilder(const StepLimits& limits, int64_t max_position, i
   if (kv_ != nullptr) add(std::make_unique<BlockCopy>(kv_));
 }
 
-int ProgramBuilder::embed(SharedWeight table, float scale) {
-  plan_->bounds.vocab_size = table->rows();
+int ProgramBuilder::embed(SharedWeight table, float scale, int64_t first_token,
+                          int64_t vocab_size) {
+  plan_->bounds.vocab_size = vocab_size > 0 ? vocab_size : table->rows();
   const int output = new_token_value(table->cols());
-  add(std::make_unique<Embed>(limits_, num_threads_, std::move(table), scale, output));
+  add(std::make_unique<Embed>(limits_, num_threads_, std::move(table), scale,
+                              int32_t(first_token), output));
   return output;
 }
 
@@ -154,31 +162,85 @@ int ProgramBuilder::gated_mlp(int x, SharedWeight gate_up, SharedWeight down, Ga
 
 int ProgramBuilder::logits(int x, SharedWeight head, float softcap) {
   check_width(x, head->cols(), "the head's input");
-  pending_logits_.push_back({x, std::move(head), softcap});
+  pending_logits_.push_back({x, std::move(head), softcap, nullptr, {}});
   return int(pending_logits_.size()) - 1;
 }
 
 void ProgramBuilder::sample(int logits) {
   if (logits < 0 || size_t(logits) >= pending_logits_.size()) refuse("no such logits");
   const PendingLogits& from = pending_logits_[size_t(logits)];
-  const int64_t vocab_size = from.head->rows();
   int64_t& bound = plan_->bounds.vocab_size;
-  bound = bound == 0 ? vocab_size : std::min(bound, vocab_size);
-  const int64_t row_bytes = vocab_size * int64_t(sizeof(float));
-  const int64_t most_rows = std::max<int64_t>(limits_.max_num_rows, 1);
-  const auto block_rows = int32_t(std::clamp<int64_t>(kLogitsBlockBytes / row_bytes, 1, most_rows));
+  bound = bound == 0 ? from.vocab_size() : std::min(bound, from.vocab_size());
+  const int32_t block_rows = logits_block_rows(limits_, from.vocab_size());
   for (int32_t first = 0; first < limits_.max_num_rows; first += block_rows) {
-    const LogitsBlock block{first, std::min(block_rows, int32_t(limits_.max_num_rows) - first)};
-    const int64_t few = std::clamp<int64_t>(few_rows_ - first, 0, block.max_rows);
-    read_for_product(from.x, from.head);
-    const int output = new_value(vocab_size, few, block.max_rows);
-    add(std::make_unique<Logits>(num_threads_, block, from.x, from.head, from.softcap, output));
+    sample_block(from, {first, std::min(block_rows, int32_t(limits_.max_num_rows) - first)});
+  }
+}
+
+void ProgramBuilder::sample_block(const PendingLogits& from, LogitsBlock block) {
+  const int64_t few = std::clamp<int64_t>(few_rows_ - block.first, 0, block.max_rows);
+  read_for_product(from.x, from.head);
+  int output = new_value(from.head->rows(), few, block.max_rows);
+  add(std::make_unique<Logits>(num_threads_, block, from.x, from.head, from.softcap, output));
+  if (from.group != nullptr) {
+    check_slot(from.group->slot_bytes(), block.max_rows, from.head->rows());
     read(output, true, false);
-    const int place = new_place(size_t(few) * SampledRow::bytes(limits_),
-                                size_t(block.max_rows) * SampledRow::bytes(limits_));
-    plan_->places[size_t(place)].last = kReadByCaller;
-    plan_->samples.push_back(num_instructions());
-    add(std::make_unique<Sample>(limits_, block, output, vocab_size, place));
+    const bool is_first = from.group->rank() == 0;
+    const int whole = is_first ? new_value(from.vocab_size(), few, block.max_rows) : kNoValue;
+    add(std::make_unique<GatherLogits>(from.group, block, output, from.borders, whole));
+    if (!is_first) return;
+    output = whole;
+  }
+  read(output, true, false);
+  const int place = new_place(size_t(few) * SampledRow::bytes(limits_),
+                              size_t(block.max_rows) * SampledRow::bytes(limits_));
+  plan_->places[size_t(place)].last = kReadByCaller;
+  plan_->samples.push_back(num_instructions());
+  add(std::make_unique<Sample>(limits_, block, output, from.vocab_size(),
+                               from.group != nullptr, place));
+}
+
+int ProgramBuilder::all_reduce(int x, SharedCommunicator group) {
+  const int64_t width = value(x, "a sum's input").width;
+  check_slot(group->slot_bytes(), limits_.max_num_tokens, width);
+  read(x, true, false);
+  const int output = new_token_value(width);
+  add(std::make_unique<AllReduce>(limits_, std::move(group), x, width, output));
+  return output;
+}
+
+int ProgramBuilder::gather(int logits, SharedCommunicator group, std::vector<int64_t> borders) {
+  if (logits < 0 || size_t(logits) >= pending_logits_.size()) refuse("no such logits");
+  PendingLogits& from = pending_logits_[size_t(logits)];
+  const auto rank = size_t(group->rank());
+  if (borders.size() != size_t(group->num_ranks()) + 1 ||
+      borders[rank + 1] - borders[rank] != from.head->rows()) {
+    refuse("the head has not this rank's columns of the vocabulary");
+  }
+  from.group = std::move(group);
+  from.borders = std::move(borders);
+  return logits;
+}
+
+void ProgramBuilder::send(int x, SharedChannel channel) {
+  const int64_t width = value(x, "what is sent").width;
+  check_slot(channel->slot_bytes(), limits_.max_num_tokens, width);
+  read(x, true, false);
+  add(std::make_unique<Send>(std::move(channel), x, width));
+}
+
+int ProgramBuilder::receive(int64_t width, SharedChannel channel) {
+  check_slot(channel->slot_bytes(), limits_.max_num_tokens, width);
+  const int output = new_token_value(width);
+  add(std::make_unique<Receive>(limits_, std::move(channel), width, output));
+  return output;
+}
+
+void ProgramBuilder::check_slot(size_t slot_bytes, int64_t rows, int64_t width) const {
+  const size_t needed = size_t(rows * width) * sizeof(float);
+  if (needed > slot_bytes) {
+    refuse("a transfer of " + std::to_string(needed) + " bytes does not fit a slot of " +
+           std::to_string(slot_bytes));
   }
 }
 
@@ -283,6 +345,9 @@ std::unique_ptr<ProgramPlan> ProgramBuilder::finish(FieldOffset input_offset) {
   for (const auto& instruction : plan.instructions) {
     plan.max_tiles.push_back(instruction->max_tiles());
     plan.scratch_bytes = std::max(plan.scratch_bytes, align64(instruction->scratch_bytes()));
+    Link* link = instruction->link();
+    const bool is_new = std::find(plan.links.begin(), plan.links.end(), link) == plan.links.end();
+    if (link != nullptr && is_new) plan.links.push_back(link);
   }
   for (int t = 0; t < num_threads_; ++t) plan.scratch.emplace_back(plan.scratch_bytes);
   plan.kv = kv_;

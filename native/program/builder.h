@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "kernels/linear.h"
+#include "program/collective.h"
 #include "program/kv_pool.h"
 #include "program/logits.h"
 #include "program/norm.h"
@@ -15,6 +16,9 @@
 namespace takt {
 
 using SharedWeight = std::shared_ptr<const PackedWeight>;
+
+// Rows of logits that are held at a time.
+int32_t logits_block_rows(const StepLimits& limits, int64_t vocab_size);
 
 struct AttentionOptions {
   int64_t num_heads;
@@ -34,7 +38,8 @@ class ProgramBuilder {
   ProgramBuilder(const ProgramBuilder&) = delete;
   ProgramBuilder& operator=(const ProgramBuilder&) = delete;
 
-  int embed(SharedWeight table, float scale);
+  // `table` holds rows from `first_token` on of a vocabulary of `vocab_size` (0: all that there is).
+  int embed(SharedWeight table, float scale, int64_t first_token = 0, int64_t vocab_size = 0);
   // Returns (normed, sum); `residual` may be kNoValue and `post_weight` null.
   std::pair<int, int> norm(int x, SharedVector weight, float eps, int residual,
                            SharedVector post_weight);
@@ -44,6 +49,13 @@ class ProgramBuilder {
   int gated_mlp(int x, SharedWeight gate_up, SharedWeight down, Gate kind);
   int logits(int x, SharedWeight head, float softcap);
   void sample(int logits);
+
+  // Between ranks; see program/collective.h. `gather` has logits that hold a rank's columns of the
+  // vocabulary sampled by rank 0 of the group, from all columns.
+  int all_reduce(int x, SharedCommunicator group);
+  int gather(int logits, SharedCommunicator group, std::vector<int64_t> borders);
+  void send(int x, SharedChannel channel);
+  int receive(int64_t width, SharedChannel channel);
 
   // Instructions that the calls so far have made.
   int num_instructions() const { return int(plan_->instructions.size()); }
@@ -70,7 +82,13 @@ class ProgramBuilder {
     int x;
     SharedWeight head;
     float softcap;
+    SharedCommunicator group;      // null: `head` has the whole vocabulary
+    std::vector<int64_t> borders;  // of the ranks' columns
+
+    int64_t vocab_size() const { return group != nullptr ? borders.back() : head->rows(); }
   };
+  void sample_block(const PendingLogits& from, LogitsBlock block);
+  void check_slot(size_t slot_bytes, int64_t rows, int64_t width) const;
 
   StepLimits limits_;
   int num_threads_;

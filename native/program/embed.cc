@@ -1,5 +1,7 @@
 #include "program/embed.h"
 
+#include <algorithm>
+
 #include "program/rows.h"
 #include "program/step_context.h"
 #include "program/tiling.h"
@@ -7,11 +9,12 @@
 namespace takt {
 
 Embed::Embed(const StepLimits& limits, int num_threads, std::shared_ptr<const PackedWeight> table,
-             float scale, int output)
+             float scale, int32_t first_token, int output)
     : max_num_tokens_(limits.max_num_tokens),
       num_threads_(num_threads),
       table_(std::move(table)),
-      scale_(scale) {
+      scale_(scale),
+      first_token_(first_token) {
   outputs = {output};
 }
 
@@ -28,7 +31,12 @@ void Embed::run(TileRun tile) const noexcept {
   const TileRange range = tile_range(tile.step.grid(tile.instruction), tile.tile);
   const RowTarget out(tile, outputs[0], range);
   for (int row = range.row0; row < range.row1; ++row) {
-    embed_row(*table_, tile.step.input().token_ids()[row], scale_, out.f32(row));
+    const int64_t at = int64_t{tile.step.input().token_ids()[row]} - first_token_;
+    if (at >= 0 && at < table_->rows()) {
+      embed_row(*table_, at, scale_, out.f32(row));
+    } else {
+      std::fill_n(out.f32(row), table_->cols(), 0.0f);
+    }
     out.finish(row);
   }
 }

@@ -8,11 +8,12 @@
 
 namespace takt {
 
-// Rows of a table for the step's token ids, times a scale.
+// Rows of a table for the step's token ids, times a scale. The table's first row is that of token
+// `first_token`; tokens that it has no row for give zeros.
 class Embed final : public Instruction {
  public:
   Embed(const StepLimits& limits, int num_threads, std::shared_ptr<const PackedWeight> table,
-        float scale, int output);
+        float scale, int32_t first_token, int output);
 
   TileGrid grid(const StepContext& step) const override;
   int32_t max_tiles() const override;
@@ -26,6 +27,7 @@ class Embed final : public Instruction {
   int num_threads_;
   std::shared_ptr<const PackedWeight> table_;
   float scale_;
+  int32_t first_token_;
 };
 
 }  // namespace takt

@@ -9,6 +9,7 @@
 
 namespace takt {
 
+class Link;
 class StepContext;
 struct ProgramPlan;
 
@@ -40,6 +41,10 @@ class Instruction {
   // Multiply-adds, or operations of like cost, of a whole tile: sets how long it may take.
   virtual int64_t tile_work(const StepContext& step, const TileGrid& grid) const = 0;
   virtual bool writes_kv() const { return false; }
+  // Whether a tile that takes long may be computed again by another thread.
+  virtual bool may_redo() const { return true; }
+  // The link whose next transfer this instruction makes, in each step in which it has tiles.
+  virtual Link* link() const { return nullptr; }
   // An earlier instruction that every thread must have left before this one begins, though they
   // share no place; -1: none.
   virtual int order_after() const { return -1; }

@@ -1,6 +1,7 @@
 #include "program/logits.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "kernels/sampling.h"
@@ -77,11 +78,12 @@ float* SampledRow::top_logprobs(std::byte* row, const StepLimits& limits) {
 }
 
 Sample::Sample(const StepLimits& limits, LogitsBlock block, int logits, int64_t vocab_size,
-               int place)
+               bool holds_best, int place)
     : limits_(limits),
       block_(block),
       logits_(logits),
       vocab_size_(vocab_size),
+      holds_best_(holds_best),
       place_(place) {}
 
 TileGrid Sample::grid(const StepContext& step) const { return {block_.num_rows(step), 1, 1, 1}; }
@@ -95,12 +97,10 @@ std::byte* Sample::result(const StepContext& step, int instruction, int row) con
   return target(step, row, step.result(instruction, row));
 }
 
-void Sample::run(TileRun tile) const noexcept {
-  const StepInput& in = tile.step.input();
-  const int row = block_.first + tile.tile;
+SampleParams sample_params(const StepInput& in, int row) {
   const int32_t *history = in.history_start() + row, *bias = in.bias_start() + row;
   const size_t num_history = size_t(history[1] - history[0]), num_bias = size_t(bias[1] - bias[0]);
-  const SampleParams params{
+  return {
       .target = in.row_targets()[row],
       .num_logprobs = in.row_num_logprobs()[row],
       .temperature = in.row_temperature()[row],
@@ -118,6 +118,10 @@ void Sample::run(TileRun tile) const noexcept {
       .bias_token = {in.bias_token() + bias[0], num_bias},
       .bias_value = {in.bias_value() + bias[0], num_bias},
   };
+}
+
+void Sample::run(TileRun tile) const noexcept {
+  const SampleParams params = sample_params(tile.step.input(), block_.first + tile.tile);
   std::byte* to = target(tile.step, tile.tile, tile.where);
   SampleResult result{.token = 0,
                       .logprob = 0,
@@ -126,6 +130,10 @@ void Sample::run(TileRun tile) const noexcept {
                       .top_logprobs = SampledRow::top_logprobs(to, limits_)};
   float* gathered = tile.scratch.take<float>(vocab_size_);
   const float* logits = RowSource(tile.step, logits_).f32(tile.tile, gathered);
+  if (holds_best_ && asks_best_only(params)) {
+    *reinterpret_cast<SampledRow*>(to) = {std::bit_cast<int32_t>(logits[0]), 0, 0};
+    return;
+  }
   sample_row(logits, vocab_size_, params,
              tile.scratch.take<std::byte>(int64_t(sample_scratch_bytes(vocab_size_))), &result);
   *reinterpret_cast<SampledRow*>(to) = {result.token, result.logprob, result.rank};

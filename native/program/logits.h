@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "kernels/linear.h"
+#include "kernels/sampling.h"
 #include "program/instruction.h"
 #include "program/step_input.h"
 
@@ -51,10 +52,15 @@ struct SampledRow {
   static float* top_logprobs(std::byte* row, const StepLimits& limits);
 };
 
-// Samples or scores a block's rows; a tile is one row.
+// What a step asks of one of its rows.
+SampleParams sample_params(const StepInput& in, int row);
+
+// Samples or scores a block's rows; a tile is one row. With `holds_best`, rows that ask for the
+// best token only hold its number in place of logits (program/collective.h).
 class Sample final : public Instruction {
  public:
-  Sample(const StepLimits& limits, LogitsBlock block, int logits, int64_t vocab_size, int place);
+  Sample(const StepLimits& limits, LogitsBlock block, int logits, int64_t vocab_size,
+         bool holds_best, int place);
 
   TileGrid grid(const StepContext& step) const override;
   int32_t max_tiles() const override { return block_.max_rows; }
@@ -74,6 +80,7 @@ class Sample final : public Instruction {
   LogitsBlock block_;
   int logits_;
   int64_t vocab_size_;
+  bool holds_best_;
   int place_;
 };
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "parallel/link.h"
 #include "pool/futex.h"
 #include "program/logits.h"
 
@@ -98,6 +99,11 @@ void Program::execute_range(int first, int end) {
   if (!pool_->run(*current_, first, end)) {
     current_ = nullptr;
     throw std::runtime_error("the thread pool was aborted");
+  }
+  for (const Link* link : plan_->links) {
+    if (!link->is_aborted()) continue;
+    current_ = nullptr;
+    throw std::runtime_error("another rank is gone");
   }
 }
 

@@ -1,5 +1,6 @@
 #include "program/step_context.h"
 
+#include "parallel/link.h"
 #include "pool/futex.h"
 
 namespace takt {
@@ -21,6 +22,7 @@ StepContext::StepContext(const ProgramPlan& plan)
       input_(plan.limits, plan.input_offset),
       grids_(plan.instructions.size()),
       num_tiles_(plan.instructions.size()),
+      transfers_(plan.instructions.size()),
       control_(plan.max_tiles),
       arena_(plan.arena_bytes + 64),  // never empty: its address marks results in place
       staging_memory_(kStagingBytes * size_t(plan.num_threads)),
@@ -39,12 +41,15 @@ void StepContext::begin(uint64_t epoch, const std::byte* step_input) {
   for (size_t i = 0; i < grids_.size(); ++i) {
     grids_[i] = plan_.instructions[i]->grid(*this);
     num_tiles_[i] = grids_[i].num_tiles();
+    Link* link = plan_.instructions[i]->link();
+    if (link != nullptr && num_tiles_[i] > 0) transfers_[i] = link->next_transfer();
   }
   for (Staging& staging : staging_) staging = {};
   control_.reset(epoch, num_tiles_);
 }
 
 std::byte* StepContext::stage(int thread, int instruction, int) {
+  if (!plan_.instructions[size_t(instruction)]->may_redo()) return nullptr;
   Staging& staging = staging_[size_t(thread)];
   const size_t bytes =
       align64(plan_.instructions[size_t(instruction)]->staged_bytes(plan_, grid(instruction)));

@@ -32,6 +32,7 @@ struct ProgramPlan {
   std::vector<int32_t> max_tiles;
   size_t arena_bytes;
   std::vector<int> samples;     // instructions of type Sample
+  std::vector<Link*> links;     // of the instructions, each once
   std::shared_ptr<const KVPool> kv;
   size_t scratch_bytes;  // of each thread
   std::vector<Memory> scratch;
@@ -53,6 +54,8 @@ class StepContext final : public Step {
   const StepInput& input() const { return input_; }
   const TileGrid& grid(int instruction) const { return grids_[size_t(instruction)]; }
   const AttentionWork& attention(int shape) const { return attention_[size_t(shape)]; }
+  // The number of the transfer that an instruction makes in this step.
+  uint64_t transfer(int instruction) const { return transfers_[size_t(instruction)]; }
   std::byte* arena() const { return arena_.data(); }
   std::byte* at_place(int place) const {
     return arena_.data() + plan_.places[size_t(place)].at[layout_];
@@ -87,6 +90,7 @@ class StepContext final : public Step {
   std::vector<AttentionWork> attention_;
   std::vector<TileGrid> grids_;
   std::vector<int32_t> num_tiles_;
+  std::vector<uint64_t> transfers_;
   StepControl<RealSync> control_;
   Memory arena_;
   Memory staging_memory_;

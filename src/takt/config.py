@@ -142,12 +142,44 @@ class SchedulerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """Ranks that share a model."""
+
+    tensor_parallel_size: int = _option(
+        1, "Ranks that share each layer; sizes that work depend on the model."
+    )
+    pipeline_parallel_size: int = _option(
+        1, "Stages that layers are divided over: more memory and throughput, not a faster token."
+    )
+    distributed_executor_backend: str = _option(
+        "auto",
+        "uni is one process for one rank, mp a process for each rank, inproc a thread for each "
+        "(for tests). auto is uni for one rank and mp for more.",
+        choices=("auto", "uni", "mp", "inproc"),
+    )
+    strict: bool = _option(False, "Refuse what would only warn, such as more ranks than CPUs.")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        _check_positive(self, "tensor_parallel_size", "pipeline_parallel_size")
+        if self.num_ranks > 1 and self.distributed_executor_backend == "uni":
+            raise ConfigError(
+                f"--distributed-executor-backend uni runs one rank, not {self.num_ranks}: use mp"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """All that an engine core needs; sent to it as plain data."""
 
     model: ModelConfigOptions = field(default_factory=ModelConfigOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
 
     def __post_init__(self) -> None:
         for group in (self.model, self.cache, self.scheduler):

@@ -11,7 +11,13 @@ from typing import Any, Self
 
 from takt.clock import MonotonicClock
 from takt.completion import Completion, CompletionOutput
-from takt.config import CacheOptions, EngineConfig, ModelConfigOptions, SchedulerOptions
+from takt.config import (
+    CacheOptions,
+    EngineConfig,
+    ModelConfigOptions,
+    ParallelOptions,
+    SchedulerOptions,
+)
 from takt.engine.build import build_core
 from takt.engine.interrupt import deferred_interrupt
 from takt.engine.load import load_model_and_tokenizer
@@ -324,7 +330,12 @@ def _paired(
 
 def _engine_config(options: dict[str, Any]) -> EngineConfig:
     """Sorts options into the tables they belong to."""
-    tables: tuple[Any, ...] = (ModelConfigOptions, CacheOptions, SchedulerOptions)
+    tables: tuple[Any, ...] = (
+        ModelConfigOptions,
+        CacheOptions,
+        SchedulerOptions,
+        ParallelOptions,
+    )
     owners = {f.name: table for table in tables for f in fields(table)}
     chosen: dict[Any, dict[str, Any]] = {table: {} for table in tables}
     for name, value in options.items():
@@ -333,5 +344,5 @@ def _engine_config(options: dict[str, Any]) -> EngineConfig:
             hint = f"; did you mean {nearest[0]}?" if nearest else ""
             raise ConfigError(f"there is no option {name}{hint}")
         chosen[owners[name]][name] = value
-    model, cache, scheduler = (table(**chosen[table]) for table in tables)
-    return EngineConfig(model=model, cache=cache, scheduler=scheduler)
+    model, cache, scheduler, parallel = (table(**chosen[table]) for table in tables)
+    return EngineConfig(model=model, cache=cache, scheduler=scheduler, parallel=parallel)

@@ -15,7 +15,7 @@ from takt.engine.executor import Executor, InlineExecutor
 from takt.engine.sizing import EngineSizes, KVShape
 from takt.types.kv import KVGroupSpec
 from takt.types.sampling_params import SamplingParams
-from takt.types.step import SAMPLE, StepInput, StepOutput
+from takt.types.step import SAMPLE, StepInput, StepLimits, StepOutput
 
 VOCAB_SIZE = 5000
 EOS_TOKEN_ID = 7
@@ -230,6 +230,9 @@ class LazyExecutor:
         self._max_num_rows = max_num_rows
         self._queue: list[tuple[StepInput, StepOutput]] = []
         self._sampled: dict[int, list[int]] = {}
+
+    def step_memory(self, limits: StepLimits, index: int) -> tuple[StepInput, StepOutput]:
+        return StepInput(limits), StepOutput(limits)
 
     def submit(self, step: StepInput, output: StepOutput) -> None:
         self._queue.append((step, output))

@@ -74,6 +74,7 @@ class ScheduleRunner:
         windows: tuple[int | None, ...] = (None,),
         max_num_rows: int | None = None,
         max_steps_in_flight: int = 1,
+        num_micro_batches: int = 1,
         enable_prefix_caching: bool = True,
         kv_reservation: str = "full",
         max_model_len: int = MAX_MODEL_LEN,
@@ -90,6 +91,7 @@ class ScheduleRunner:
             max_model_len,
             max_num_rows=max_num_rows,
             max_steps_in_flight=max_steps_in_flight,
+            num_micro_batches=num_micro_batches,
         )
         self.max_steps_in_flight = max_steps_in_flight
         self.max_num_rows = max_num_rows or 10**9

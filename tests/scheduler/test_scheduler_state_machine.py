@@ -24,6 +24,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_tokens=st.integers(4, 24),
         num_rows=st.sampled_from([None, 4, 9]),
         steps=st.integers(1, 3),
+        is_pipeline=st.booleans(),
     )
     def start(
         self,
@@ -36,12 +37,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_tokens: int,
         num_rows: int | None,
         steps: int,
+        is_pipeline: bool,
     ) -> None:
         self.runner = ScheduleRunner(
             num_blocks=num_blocks,
             windows=windows,
             max_num_rows=num_rows,
             max_steps_in_flight=steps,
+            num_micro_batches=steps if is_pipeline else 1,
             enable_prefix_caching=caching,
             kv_reservation=reservation,
             scheduling_policy=policy,

@@ -16,6 +16,7 @@ from takt.config import (
     CacheOptions,
     EngineConfig,
     ModelConfigOptions,
+    ParallelOptions,
     SchedulerOptions,
     ServerOptions,
 )
@@ -26,19 +27,26 @@ OptionTable = (
     type[ModelConfigOptions]
     | type[CacheOptions]
     | type[SchedulerOptions]
+    | type[ParallelOptions]
     | type[ServerOptions]
     | type[BenchOptions]
     | type[GatewayOptions]
     | type[VerifyOptions]
 )
 
-ENGINE_TABLES: tuple[OptionTable, ...] = (ModelConfigOptions, CacheOptions, SchedulerOptions)
+ENGINE_TABLES: tuple[OptionTable, ...] = (
+    ModelConfigOptions,
+    CacheOptions,
+    SchedulerOptions,
+    ParallelOptions,
+)
 SERVER_TABLES: tuple[OptionTable, ...] = (*ENGINE_TABLES, ServerOptions)
 
 PANELS: dict[OptionTable, str] = {
     ModelConfigOptions: "Model",
     CacheOptions: "KV cache",
     SchedulerOptions: "Scheduler",
+    ParallelOptions: "Ranks",
     ServerOptions: "Server",
     BenchOptions: "Load",
     GatewayOptions: "Gateway",
@@ -91,6 +99,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
         model=_pick(ModelConfigOptions, options),
         cache=_pick(CacheOptions, options),
         scheduler=_pick(SchedulerOptions, options),
+        parallel=_pick(ParallelOptions, options),
     )
 
 

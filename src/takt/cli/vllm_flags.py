@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PARALLEL = "tensor, pipeline and data parallel execution is not built yet"
+PARALLEL = "ranks on one host, in tensor-parallel groups and stages, are all that is built yet"
 MULTIMODAL = "models are text only"
 LORA = "LoRA adapters are not supported"
 MOE = "mixture-of-experts models are not supported"
@@ -148,13 +148,8 @@ _REFUSED_BY_REASON: dict[str, str] = {
 }
 
 _WITH_NEUTRAL_VALUES: dict[str, Refused] = {
-    "--tensor-parallel-size": Refused(PARALLEL, ("1",)),
-    "--pipeline-parallel-size": Refused(PARALLEL, ("1",)),
     "--data-parallel-size": Refused(PARALLEL, ("1",)),
-    "--distributed-executor-backend": Refused(PARALLEL, ("uni",)),
     "--seed": Refused("a seed belongs to a request", ("0",)),
-    "-tp": Refused(PARALLEL, ("1",)),
-    "-pp": Refused(PARALLEL, ("1",)),
     "-dp": Refused(PARALLEL, ("1",)),
 }
 
@@ -163,6 +158,8 @@ _HARMLESS_SWITCHES = ("--disable-log-stats", "--enable-prompt-tokens-details")
 
 _MAPPED: dict[str, Mapped] = {
     "-q": Mapped("--quantization"),
+    "-tp": Mapped("--tensor-parallel-size"),
+    "-pp": Mapped("--pipeline-parallel-size"),
     "--max-num-queued-reqs": Mapped("--max-num-waiting"),
     "--shutdown-timeout": Mapped("--drain-timeout-seconds"),
     "--uvicorn-log-level": Mapped("--log-level"),

@@ -38,6 +38,10 @@ class LoadedModel:
     make_executor: Callable[[EngineSizes], Executor]
     """Allocates the KV pool and captures the program."""
     close: Callable[[], None]
+    num_micro_batches: int = 1
+    """Of a pipeline; see `SchedulerLimits`."""
+    sentinels: tuple[int, ...] = ()
+    """File descriptors that become readable when a process of the model's ends."""
 
 
 def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> EngineCore:
@@ -70,6 +74,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         sizes.max_model_len,
         max_num_rows=sizes.limits.max_num_rows,
         max_steps_in_flight=executor.max_steps_in_flight,
+        num_micro_batches=model.num_micro_batches,
         predictor=learned,
     )
     return EngineCore(
@@ -89,4 +94,5 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         on_close=model.close,
         step_time=learned,
         refuses=config.scheduler.admission == "refuse",
+        sentinels=model.sentinels,
     )

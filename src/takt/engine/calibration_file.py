@@ -33,6 +33,7 @@ def calibration_path(config: EngineConfig, num_threads: int) -> Path:
         "machine": [platform.node(), platform.machine(), _processor(), os.cpu_count()],
         "threads": num_threads,
         "dtype": [config.model.dtype, config.model.quantization],
+        "ranks": [config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size],
         "backend": [config.model.backend, config.model.enforce_eager],
         "kv": [config.cache.kv_cache_dtype, config.cache.block_size],
         "steps": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from takt.clock import Clock
@@ -49,6 +49,7 @@ class EngineCore:
         on_close: Callable[[], None],
         step_time: LearnedStepTime | None = None,
         refuses: bool = False,
+        sentinels: Sequence[int] = (),
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
@@ -66,6 +67,8 @@ class EngineCore:
         self._pace = scheduler if isinstance(scheduler, PaceScheduler) else None
         self._refuses = refuses
         self._num_taken = 0
+        self.sentinels = sentinels
+        """Readable once a process that steps need has ended: no step can be run any more."""
         self._outputs: list[RequestOutput] = []
         """What happened since the last step."""
         self._schedule_starts: list[int] = []

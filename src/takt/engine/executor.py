@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from takt.ops.base import Program
-from takt.types.step import StepInput, StepOutput
+from takt.types.step import StepInput, StepLimits, StepOutput
 
 
 class Executor(Protocol):
@@ -17,6 +17,10 @@ class Executor(Protocol):
     @property
     def max_steps_in_flight(self) -> int:
         """Steps that may be submitted and not completed."""
+        ...
+
+    def step_memory(self, limits: StepLimits, index: int) -> tuple[StepInput, StepOutput]:
+        """Buffers for steps, made at start-up; `index` is below `max_steps_in_flight`."""
         ...
 
     def submit(self, step: StepInput, output: StepOutput) -> None: ...
@@ -33,6 +37,9 @@ class InlineExecutor:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+
+    def step_memory(self, limits: StepLimits, index: int) -> tuple[StepInput, StepOutput]:
+        return StepInput(limits), StepOutput(limits)
 
     def submit(self, step: StepInput, output: StepOutput) -> None:
         self.program.run(step, output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TypeVar
 from takt.config import EngineConfig
 from takt.engine.build import LoadedModel
 from takt.engine.executor import Executor, InlineExecutor
+from takt.engine.load_ranks import load_ranks
 from takt.engine.precision import resolve_policy
 from takt.engine.sizing import EngineSizes, KVShape, check_max_model_len
 from takt.loading.base import Checkpoint, Tokenizer
@@ -18,7 +20,7 @@ from takt.loading.hub import resolve_model
 from takt.loading.tokenizer import load_eos_token_ids, load_tokenizer
 from takt.models.config import read_model_config
 from takt.models.decoder import load_decoder
-from takt.ops.create import create_ops
+from takt.ops.create import create_ops, num_usable_cpus
 from takt.types.precision import PrecisionInUse
 
 ResultT = TypeVar("ResultT")
@@ -56,22 +58,33 @@ def _load(
     """`begin_beside` starts work on the open checkpoint and returns how to wait for its result."""
     precision = PrecisionInUse(resolve_policy(config))
     resolved = resolve_model(config.model.model, on_progress)
+    report = None
+    if on_progress is not None:
+        report = functools.partial(on_progress, "Loading")
     checkpoint = open_checkpoint(Path(resolved.path), config.model.load_format)
     try:
         model = read_model_config(checkpoint)
         check_max_model_len(config, model.max_position_embeddings)
         result_beside = begin_beside(checkpoint)
+        eos_token_ids = load_eos_token_ids(checkpoint, config.model.tokenizer)
+        if config.parallel.num_ranks > 1:
+            shared = load_ranks(
+                config,
+                checkpoint,
+                Path(resolved.path),
+                num_cpus=num_usable_cpus(),
+                eos_token_ids=eos_token_ids,
+                on_progress=report,
+            )
+            return shared, _or_close(result_beside, shared.close)
         ops = create_ops(config.model.backend, config.model.num_threads)
         decoder = load_decoder(
             checkpoint,
             model,
             ops,
             precision=precision,
-            on_progress=None
-            if on_progress is None
-            else lambda done, total: on_progress("Loading", done, total),
+            on_progress=report,
         )
-        eos_token_ids = load_eos_token_ids(checkpoint, config.model.tokenizer)
         beside = result_beside()
     finally:
         checkpoint.close()
@@ -103,6 +116,14 @@ def _load(
         close=getattr(ops, "close", _nothing),
     )
     return loaded, beside
+
+
+def _or_close(result: Callable[[], ResultT], close: Callable[[], None]) -> ResultT:
+    try:
+        return result()
+    except BaseException:
+        close()
+        raise
 
 
 def _nothing() -> None:

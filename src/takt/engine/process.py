@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -39,7 +40,7 @@ from takt.engine.wire import (
     order_path,
     pair_socket,
 )
-from takt.errors import ConfigError, TaktError
+from takt.errors import ConfigError, EngineDeadError, TaktError
 
 _log = logging.getLogger("takt.engine")
 
@@ -77,10 +78,14 @@ class EngineProcess:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(parent_fd, zmq.POLLIN)
+        for sentinel in core.sentinels:
+            poller.register(sentinel, zmq.POLLIN)
         try:
             while not self._stopping and os.getppid() == parent_pid:
                 if not core.has_work:
-                    self._wait(poller)
+                    ready = self._wait(poller)
+                    if any(sentinel in ready for sentinel in core.sentinels):
+                        raise EngineDeadError("a rank has ended")
                 self._take_commands(core)
                 if core.has_work and not self._stopping:
                     result = core.step()
@@ -90,10 +95,13 @@ class EngineProcess:
             os.close(parent_fd)
             self.collector.stop()
 
-    def _wait(self, poller: zmq.Poller) -> None:
-        if not poller.poll(IDLE_MS):
+    def _wait(self, poller: zmq.Poller) -> dict[Any, int]:
+        """What became ready: sockets and file descriptors."""
+        ready = poller.poll(IDLE_MS)
+        if not ready:
             self.collector.when_idle()
-            poller.poll()
+            ready = poller.poll()
+        return dict(ready)
 
     def _take_commands(self, core: EngineCore) -> None:
         deadline_ns = self._clock.now_ns() + INPUT_BUDGET_NS
@@ -188,6 +196,9 @@ def _serve(
     )
     try:
         process.run(core, order.parent_pid)
+    except EngineDeadError as error:
+        _log.error("the engine died: %s", error)
+        return 1
     except Exception:
         _log.exception("the engine died")
         return 1

@@ -17,7 +17,7 @@ from takt.ops.native.labels import label_instructions
 from takt.ops.native.program import NativeProgram
 from takt.types.instruction import StepTimes, StepWork
 from takt.types.sampling_params import SamplingParams
-from takt.types.step import StepInput, StepOutput
+from takt.types.step import StepInput, StepLimits, StepOutput
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -49,6 +49,9 @@ class ProfilingExecutor:
         self.last: StepTimes | None = None
         self._inline = InlineExecutor(program)
         program.set_profiling(True)
+
+    def step_memory(self, limits: StepLimits, index: int) -> tuple[StepInput, StepOutput]:
+        return self._inline.step_memory(limits, index)
 
     def submit(self, step: StepInput, output: StepOutput) -> None:
         self._inline.submit(step, output)

@@ -55,7 +55,10 @@ class Runner:
             self._seats,
             runs_ahead=executor.max_steps_in_flight > 1,
         )
-        self._idle = deque(StepBuffer(limits) for _ in range(executor.max_steps_in_flight))
+        self._idle = deque(
+            StepBuffer(*executor.step_memory(limits, index))
+            for index in range(executor.max_steps_in_flight)
+        )
         self._in_flight: deque[tuple[StepBuffer, FilledStep, int]] = deque()
 
     @property

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from takt.kvcache.block_tables import NO_BLOCK
 from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.request import Request
-from takt.types.step import StepInput, StepLimits, StepOutput
+from takt.types.step import StepInput, StepOutput
 
 
 @dataclass(slots=True)
@@ -25,11 +25,11 @@ class SteadyBatch:
 
 
 class StepBuffer:
-    """Input and output of one step in flight, made once."""
+    """Input and output of one step in flight, made once, in memory of the executor's choice."""
 
-    def __init__(self, limits: StepLimits) -> None:
-        self.step = StepInput(limits)
-        self.output = StepOutput(limits)
+    def __init__(self, step: StepInput, output: StepOutput) -> None:
+        self.step = step
+        self.output = output
         self.step.views["block_tables"].fill(NO_BLOCK)
         self.table_width = 0
         """Columns of the block tables that may hold blocks."""

@@ -9,7 +9,13 @@ from typing import Any
 import msgspec
 import zmq
 
-from takt.config import CacheOptions, EngineConfig, ModelConfigOptions, SchedulerOptions
+from takt.config import (
+    CacheOptions,
+    EngineConfig,
+    ModelConfigOptions,
+    ParallelOptions,
+    SchedulerOptions,
+)
 from takt.engine.messages import CommandMessage, EngineEvent
 
 
@@ -48,6 +54,7 @@ def config_from_plain(plain: dict[str, dict[str, Any]]) -> EngineConfig:
         model=ModelConfigOptions(**plain["model"]),
         cache=CacheOptions(**plain["cache"]),
         scheduler=SchedulerOptions(**plain["scheduler"]),
+        parallel=ParallelOptions(**plain["parallel"]),
     )
 
 

@@ -28,6 +28,11 @@ class Checkpoint(Protocol):
     """GGUF key-values (big arrays as lists), or the parsed config.json."""
     tensors: Mapping[str, TensorInfo]
 
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes that reads have returned so far, headers included."""
+        ...
+
     def read(
         self,
         name: str,

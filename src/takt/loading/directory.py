@@ -42,6 +42,10 @@ class SafetensorsCheckpoint:
             name: shard.places[name].info for name, shard in self._shard_of.items()
         }
 
+    @property
+    def num_bytes_read(self) -> int:
+        return sum(shard.num_bytes_read for shard in self._shards)
+
     def read(
         self,
         name: str,

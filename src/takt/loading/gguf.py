@@ -91,6 +91,10 @@ class GGUFCheckpoint:
             name: place.info for name, place in header.places.items()
         }
 
+    @property
+    def num_bytes_read(self) -> int:
+        return self._file.num_bytes_read
+
     def read(
         self,
         name: str,

@@ -39,6 +39,10 @@ class SafetensorsFile:
             self._file.close()
             raise
 
+    @property
+    def num_bytes_read(self) -> int:
+        return self._file.num_bytes_read
+
     def read(
         self, name: str, rows: tuple[int, int] | None, columns: tuple[int, int] | None
     ) -> QuantTensor:

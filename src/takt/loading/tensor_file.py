@@ -38,6 +38,8 @@ class TensorFile:
             self.close()
             raise ModelError(f"{path}: is not a regular file")
         self.size = status.st_size
+        self.num_bytes_read = 0
+        """Counted at the system call."""
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -131,3 +133,4 @@ class TensorFile:
                     "it was cut while open"
                 )
             done += count
+            self.num_bytes_read += count

@@ -10,6 +10,7 @@ import numpy as np
 from takt.errors import ConfigError, ModelError
 from takt.loading.base import Checkpoint, TensorInfo
 from takt.loading.dequantize import dequantize
+from takt.parallel.shard import Span
 from takt.types.quant import QuantTensor, QuantType
 
 
@@ -38,14 +39,21 @@ class WeightReader:
         return name in self._checkpoint.tensors
 
     def matrix(
-        self, name: str, num_rows: int, num_columns: int, *, interleaved_heads: int | None = None
+        self,
+        name: str,
+        num_rows: int,
+        num_columns: int,
+        *,
+        rows: Span | None = None,
+        columns: Span | None = None,
+        interleaved_heads: int | None = None,
     ) -> QuantTensor:
-        """`[num_rows, num_columns]`.
+        """`rows` and `columns` (all if None) of `[num_rows, num_columns]`.
 
-        With `interleaved_heads` the rows are those of that many heads, stored for rope of
+        With `interleaved_heads` the rows read are those of that many heads, stored for rope of
         neighbouring pairs, and are put in order for rope of halves.
         """
-        tensor = self._read(name, (num_rows, num_columns))
+        tensor = self._read(name, (num_rows, num_columns), rows, columns)
         if interleaved_heads is not None:
             raw = _halves_from_pairs(tensor.raw, interleaved_heads)
             tensor = QuantTensor(raw, tensor.type, tensor.shape)
@@ -59,11 +67,18 @@ class WeightReader:
         packed_type = None if kind is tensor.type else kind
         return replace(tensor, packed_type=packed_type, name=name)
 
-    def vector(self, name: str, width: int, *, interleaved_heads: int | None = None) -> np.ndarray:
-        """float32 `[width]`."""
-        values = dequantize(self._read(name, (width,)))
+    def vector(
+        self,
+        name: str,
+        width: int,
+        *,
+        part: Span | None = None,
+        interleaved_heads: int | None = None,
+    ) -> np.ndarray:
+        """float32, `part` (all if None) of `[width]`."""
+        values = dequantize(self._read(name, (width,), None, part))
         if interleaved_heads is not None:
-            values = _halves_from_pairs(values.reshape(width, 1), interleaved_heads).reshape(width)
+            values = _halves_from_pairs(values.reshape(-1, 1), interleaved_heads).reshape(-1)
         return values
 
     def skip(self, name: str) -> None:
@@ -84,7 +99,13 @@ class WeightReader:
                 f"architecture, the first is {names[0]} {self._checkpoint.tensors[names[0]].shape}"
             )
 
-    def _read(self, name: str, shape: tuple[int, ...]) -> QuantTensor:
+    def _read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: Span | None = None,
+        columns: Span | None = None,
+    ) -> QuantTensor:
         info = self._checkpoint.tensors.get(name)
         if info is None:
             raise ModelError(
@@ -96,7 +117,11 @@ class WeightReader:
                 f"{self._checkpoint.path}: tensor {name} has shape {tuple(info.shape)}; "
                 f"the metadata asks for {shape}"
             )
-        tensor = self._checkpoint.read(name)
+        tensor = self._checkpoint.read(
+            name,
+            rows=None if rows == (0, shape[0]) else rows,
+            columns=None if columns == (0, shape[-1]) else columns,
+        )
         self._unread.discard(name)
         self._report(_stored_bytes(info))
         return tensor

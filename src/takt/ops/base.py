@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from takt.parallel.links import RankLinks
 from takt.types.kv import KVCacheSpec
 from takt.types.quant import QuantTensor
 from takt.types.step import StepInput, StepLimits, StepOutput
@@ -87,8 +88,14 @@ class Ops(Protocol):
         ...
 
     # -- inside `forward` ---------------------------------------------------------------------
-    def embed(self, table: Weight, scale: float) -> Activation:
-        """Rows of `table` for the step's token ids, times `scale`: `[num_tokens, width]`."""
+    def embed(
+        self, table: Weight, scale: float, *, first_token: int = 0, vocab_size: int | None = None
+    ) -> Activation:
+        """Rows of `table` for the step's token ids, times `scale`: `[num_tokens, width]`.
+
+        A table with a part of `vocab_size` rows, from that of `first_token` on, gives zeros for
+        tokens that it has no row of.
+        """
         ...
 
     def norm(
@@ -142,4 +149,29 @@ class Ops(Protocol):
         In order: raw logprobs are taken; bias; repetition, presence and frequency penalties;
         temperature (0 is greedy, the lowest token id wins a tie); top-k; top-p; min-p; draw.
         """
+        ...
+
+    # -- between ranks; `links` say which -----------------------------------------------------
+    def connect(self, links: RankLinks) -> None:
+        """Gives the operators below their ranks; call it before `program`."""
+        ...
+
+    def all_reduce(self, x: Activation) -> Activation:
+        """The sum of x over the tensor-parallel group, in the order of ranks, on all of them."""
+        ...
+
+    def gather(self, logits: Activation, borders: Sequence[int]) -> Activation:
+        """Logits of the whole vocabulary from ranks that hold columns of it.
+
+        `borders[r]` is the first column of rank r, the last entry the vocabulary's size. Every
+        rank calls `sample` on the result; the first of the group does it.
+        """
+        ...
+
+    def send(self, x: Activation) -> None:
+        """Rows of x to the next stage, which must receive as often as this one sends."""
+        ...
+
+    def receive(self, width: int) -> Activation:
+        """`[num_tokens, width]` from the stage before."""
         ...

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import os
+
 from takt.errors import ConfigError
 from takt.ops.base import Ops
 
 
-def create_ops(backend: str, num_threads: int | None) -> Ops:
+def create_ops(backend: str, num_threads: int | None, *, num_peers: int = 0) -> Ops:
     """`backend` is `native` or `torch`; `num_threads` None leaves the choice to it.
+
+    `num_peers` other processes share this one's CPUs alike.
 
     Raises `ConfigError` if the backend is unknown or not installed, saying what to do.
     """
     if backend == "native":
-        return _create_native(num_threads)
+        return _create_native(num_threads, num_peers)
     if backend == "torch":
         return _create_torch(num_threads)
     raise ConfigError(f"--backend {backend!r} is not one of: native, torch")
 
 
-def _create_native(num_threads: int | None) -> Ops:
+def num_usable_cpus() -> int:
+    """CPUs of this process, or fewer where a cgroup's quota allows fewer."""
+    try:
+        from takt import _native
+    except ImportError:
+        return len(os.sched_getaffinity(0))
+    return _native.num_usable_cpus()
+
+
+def _create_native(num_threads: int | None, num_peers: int) -> Ops:
     try:
         from takt.ops.native.ops import NativeOps
     except ImportError as error:
@@ -26,7 +39,7 @@ def _create_native(num_threads: int | None) -> Ops:
             f"the native module takt._native cannot be loaded ({error}); run `make install` "
             "(it needs g++), or use --backend torch"
         ) from error
-    return NativeOps(num_threads)
+    return NativeOps(num_threads, num_peers)
 
 
 def _create_torch(num_threads: int | None) -> Ops:

@@ -1,4 +1,5 @@
-"""Where ranks run and how they reach each other: topology, grouping, pinning, cost of collectives.
+"""Where ranks run, what each holds, and how they reach each other.
 
-Imports neither torch nor the native module, and knows no model.
+Topology, grouping, pinning and the cost of collectives; the sharding plan; shared memory and links.
+Knows no model file and no operator; the first three import neither torch nor the native module.
 """

@@ -187,6 +187,7 @@ class Scheduler(ABC):
         prefills: list[Request] = []
         decodes: list[ScheduledRequest] = []
         append, step_id, reserves_output = self._kv.append, step.step_id, self._reserves_output
+        is_pipeline, most = self._limits.micro_batch(len(self._running))
         # Preempting takes requests out of the set on the way.
         for request in self._running if reserves_output else list(self._running):
             start = request.num_computed_tokens
@@ -195,8 +196,10 @@ class Scheduler(ABC):
                 if start < num_tokens:
                     prefills.append(request)
                 continue
-            if start == request.max_computed_tokens:
-                continue  # its last token is on the way
+            if start == request.max_computed_tokens or (
+                is_pipeline and (request.num_in_flight_tokens or len(decodes) >= most)
+            ):
+                continue  # its last token is on the way, or it is for another micro-batch
             if start >= request.num_slots:
                 if not reserves_output and not self._secure_block(request, step):
                     continue

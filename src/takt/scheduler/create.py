@@ -28,6 +28,7 @@ def create_scheduler(
     max_num_rows: int | None = None,
     max_steps_in_flight: int = 1,
     predictor: LearnedStepTime | None = None,
+    num_micro_batches: int = 1,
 ) -> Scheduler:
     """A scheduler over the pool `kv`; raises `ConfigError` for an unknown policy or small limits.
 
@@ -44,6 +45,7 @@ def create_scheduler(
         max_model_len,
         max_num_rows=max_num_rows,
         max_steps_in_flight=max_steps_in_flight,
+        num_micro_batches=num_micro_batches,
     )
     reserves_output = cache.kv_reservation == "full"
     if name in _PLAIN:
@@ -60,6 +62,7 @@ def step_limits(
     *,
     max_num_rows: int | None = None,
     max_steps_in_flight: int = 1,
+    num_micro_batches: int = 1,
 ) -> SchedulerLimits:
     """Raises `ConfigError` for limits that contradict each other."""
     return SchedulerLimits(
@@ -69,4 +72,5 @@ def step_limits(
         max_num_rows=max_num_rows or config.max_num_batched_tokens + config.max_num_seqs,
         max_steps_in_flight=max_steps_in_flight,
         enable_chunked_prefill=config.enable_chunked_prefill,
+        num_micro_batches=num_micro_batches,
     )

@@ -142,11 +142,14 @@ def output_layout(limits: StepLimits) -> StepLayout:
 
 
 class _FlatStruct:
-    """numpy views over one buffer; `views[name]` has the field's dtype and shape."""
+    """numpy views over one buffer; `views[name]` has the field's dtype and shape.
 
-    def __init__(self, layout: StepLayout) -> None:
+    `buffer` is uint8, aligned to a cache line, with the layout's size; zeroed memory if None.
+    """
+
+    def __init__(self, layout: StepLayout, buffer: np.ndarray | None) -> None:
         self.layout = layout
-        self.buffer = _aligned_zeros(layout.nbytes)
+        self.buffer = _aligned_zeros(layout.nbytes) if buffer is None else buffer
         self.views: dict[str, np.ndarray] = {
             name: self.buffer[f.offset : f.offset + f.nbytes].view(f.dtype).reshape(f.shape)
             for name, f in layout.fields.items()
@@ -157,8 +160,8 @@ class _FlatStruct:
 
 
 class StepInput(_FlatStruct):
-    def __init__(self, limits: StepLimits) -> None:
-        super().__init__(input_layout(limits))
+    def __init__(self, limits: StepLimits, buffer: np.ndarray | None = None) -> None:
+        super().__init__(input_layout(limits), buffer)
 
     @property
     def num_tokens(self) -> int:
@@ -178,8 +181,8 @@ class StepInput(_FlatStruct):
 
 
 class StepOutput(_FlatStruct):
-    def __init__(self, limits: StepLimits) -> None:
-        super().__init__(output_layout(limits))
+    def __init__(self, limits: StepLimits, buffer: np.ndarray | None = None) -> None:
+        super().__init__(output_layout(limits), buffer)
 
 
 def _aligned_zeros(nbytes: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from takt.errors import ConfigError, InvariantError, ModelError
 from takt.ops.base import AttentionSpec
 from takt.ops.native.program import Capture, EagerProgram, NativeProgram, Recorder
 from takt.ops.native.rope_tables import RopeTables
+from takt.parallel.links import RankLinks
 from takt.types.kv import KVCacheSpec, KVDtype
 from takt.types.quant import QuantTensor, QuantType
 from takt.types.step import StepLimits
@@ -26,16 +27,17 @@ _NO_VALUE = -1
 class NativeOps:
     """Operators on a pool of `num_threads` threads, the CPUs this process may use if None.
 
-    Activations are numbers of a program's values. One thread at a time may use an instance.
-    Raises `ConfigError` for a number of threads that cannot be.
+    `num_peers` other processes of as many threads share these CPUs: waits sleep rather than spin
+    if not all of them can run at once. Activations are numbers of a program's values. One thread at
+    a time may use an instance. Raises `ConfigError` for a number of threads that cannot be.
     """
 
-    def __init__(self, num_threads: int | None = None) -> None:
+    def __init__(self, num_threads: int | None = None, num_peers: int = 0) -> None:
         num_cpus = _native.num_usable_cpus()
         if num_threads is None:
             num_threads = num_cpus
         try:
-            self._pool = _native.Pool(num_threads)
+            self._pool = _native.Pool(num_threads, num_peers)
         except ValueError as error:
             raise ConfigError(f"--num-threads: {error}") from error
         if num_threads > num_cpus:
@@ -50,6 +52,12 @@ class NativeOps:
         self._ropes = RopeTables()
         self._recorder: Recorder | None = None
         self._max_position = 0
+        self._links = RankLinks()
+
+    @property
+    def spin_ns(self) -> int:
+        """How long a wait spins before it sleeps."""
+        return int(self._pool.spin_ns)
 
     def close(self) -> None:
         """Joins the pool's threads. Programs stay usable, on the caller's thread alone."""
@@ -129,8 +137,20 @@ class NativeOps:
         return NativeProgram(self._pool, capture, limits)
 
     # -- inside `forward` ---------------------------------------------------------------------
-    def embed(self, table: _native.Weight, scale: float) -> int:
-        return int(self._call(("embed", table, scale), lambda b: b.embed(table, scale)))
+    def embed(
+        self,
+        table: _native.Weight,
+        scale: float,
+        *,
+        first_token: int = 0,
+        vocab_size: int | None = None,
+    ) -> int:
+        return int(
+            self._call(
+                ("embed", table, scale),
+                lambda b: b.embed(table, scale, first_token, vocab_size or 0),
+            )
+        )
 
     def norm(
         self,
@@ -188,6 +208,26 @@ class NativeOps:
 
     def sample(self, logits: int) -> None:
         self._call(("sample", logits), lambda b: b.sample(logits))
+
+    # -- between ranks ------------------------------------------------------------------------
+    def connect(self, links: RankLinks) -> None:
+        self._links = links
+
+    def all_reduce(self, x: int) -> int:
+        group = self._links.group
+        return int(self._call(("all_reduce", x), lambda b: b.all_reduce(x, group)))
+
+    def gather(self, logits: int, borders: Sequence[int]) -> int:
+        group, columns = self._links.group, list(borders)
+        return int(self._call(("gather", logits), lambda b: b.gather(logits, group, columns)))
+
+    def send(self, x: int) -> None:
+        channel = self._links.next
+        self._call(("send", x), lambda b: b.send(x, channel))
+
+    def receive(self, width: int) -> int:
+        channel = self._links.previous
+        return int(self._call(("receive", width), lambda b: b.receive(width, channel)))
 
     def _call(self, key: tuple[object, ...], emit: Callable[[_native.ProgramBuilder], Any]) -> Any:
         if self._recorder is None:

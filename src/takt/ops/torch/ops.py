@@ -16,6 +16,7 @@ from takt.loading.dequantize import dequantize
 from takt.ops.base import AttentionSpec
 from takt.ops.torch.attention import KVPools, attend, rotate
 from takt.ops.torch.sampling import sample_rows
+from takt.parallel.links import RankLinks
 from takt.types.kv import KVCacheSpec
 from takt.types.quant import QuantTensor
 from takt.types.step import StepInput, StepLimits, StepOutput
@@ -44,6 +45,7 @@ class TorchOps:
             torch.set_num_threads(num_threads)
         self.num_threads = torch.get_num_threads()
         self._kv: KVPools | None = None
+        self._links = RankLinks()
         self._step: StepInput | None = None
         self._output: StepOutput | None = None
 
@@ -77,9 +79,19 @@ class TorchOps:
 
     # -- inside `forward` ---------------------------------------------------------------------
 
-    def embed(self, table: TorchLinear, scale: float) -> torch.Tensor:
+    def embed(
+        self,
+        table: TorchLinear,
+        scale: float,
+        *,
+        first_token: int = 0,
+        vocab_size: int | None = None,
+    ) -> torch.Tensor:
         step = self._current_step()
-        return table.matrix[self._indices(step["token_ids"][: step.num_tokens])] * scale
+        rows = self._indices(step["token_ids"][: step.num_tokens]) - first_token
+        num_rows = table.matrix.shape[0]
+        is_here = (rows >= 0) & (rows < num_rows)
+        return table.matrix[rows.clamp(0, num_rows - 1)] * scale * is_here[:, None]
 
     def norm(
         self,
@@ -153,10 +165,46 @@ class TorchOps:
         values = head(x[self._indices(step["row_tokens"][: step.num_rows])])
         return torch.tanh(values / softcap) * softcap if softcap > 0.0 else values
 
-    def sample(self, logits: torch.Tensor) -> None:
+    def sample(self, logits: torch.Tensor | None) -> None:
+        if logits is None:
+            return  # the first rank of the group samples
         if self._output is None:
             raise InvariantError("sample was called outside of a program's run")
         sample_rows(logits.cpu().numpy(), self._current_step(), self._output)
+
+    # -- between ranks ------------------------------------------------------------------------
+
+    def connect(self, links: RankLinks) -> None:
+        self._links = links
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        values = x.cpu().numpy().reshape(-1).copy()
+        self._links.group.all_reduce(values)
+        return self._tensor(values).view(x.shape)
+
+    def gather(self, logits: torch.Tensor, borders: Sequence[int]) -> torch.Tensor | None:
+        group = self._links.group
+        sizes = np.diff(borders)
+        padded = np.zeros(sizes.max(), dtype=np.float32)
+        parts = np.empty((len(sizes), len(padded)), dtype=np.float32)
+        rows = []
+        for row in logits.cpu().numpy():
+            padded[: len(row)] = row
+            group.gather(padded, parts.reshape(-1))
+            rows.append(
+                np.concatenate([part[:size] for part, size in zip(parts, sizes, strict=True)])
+            )
+        if group.rank != 0:
+            return None
+        return self._tensor(np.array(rows, dtype=np.float32).reshape(len(rows), borders[-1]))
+
+    def send(self, x: torch.Tensor) -> None:
+        self._links.next.send(x.cpu().numpy().reshape(-1))
+
+    def receive(self, width: int) -> torch.Tensor:
+        values = np.empty(self._current_step().num_tokens * width, dtype=np.float32)
+        self._links.previous.receive(values)
+        return self._tensor(values).view(-1, width)
 
     # -- of a program's run -------------------------------------------------------------------
 

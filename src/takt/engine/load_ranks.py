@@ -1,0 +1,94 @@
+"""Loads a model that several ranks share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from takt.config import EngineConfig
+from takt.engine.build import LoadedModel
+from takt.engine.executor import Executor
+from takt.engine.precision import resolve_policy
+from takt.engine.rank_executor import RankExecutor
+from takt.engine.rank_group import RankGroup, RankProcesses, RankThreads
+from takt.engine.rank_model import RankModel, check_num_ranks, layout_of, rank_threads
+from takt.engine.sizing import EngineSizes, KVShape
+from takt.loading.base import Checkpoint
+from takt.models.config import read_model_config
+from takt.models.sharding import model_sizes
+from takt.parallel.plan import plan_shards
+from takt.parallel.rank_kv import total_kv_heads
+from takt.types.precision import PrecisionInUse
+
+_log = logging.getLogger(__name__)
+
+
+def load_ranks(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    path: Path,
+    *,
+    num_cpus: int,
+    eos_token_ids: frozenset[int],
+    on_progress: Callable[[int, int], None] | None,
+) -> LoadedModel:
+    """Starts the other ranks, loads rank 0's shard meanwhile, and waits for all; raises the error
+    of whichever fails."""
+    # Sizes that do not divide are found before anything is started.
+    model_config = read_model_config(checkpoint)
+    precision = PrecisionInUse(resolve_policy(config))
+    plan_shards(model_sizes(checkpoint, model_config, precision), layout_of(config))
+    warning = check_num_ranks(config, num_cpus)
+    if warning is not None:
+        _log.warning(warning)
+    num_threads = rank_threads(config, num_cpus)
+    others: RankGroup
+    if config.parallel.distributed_executor_backend == "inproc":
+        others = RankThreads(config, path, num_threads)
+    else:
+        level = logging.getLogger().getEffectiveLevel()
+        others = RankProcesses(config, path, num_threads, level)
+    try:
+        model = RankModel(config, path, 0, num_threads, on_progress)
+        loaded = others.wait_loaded()
+    except BaseException:
+        others.close()
+        raise
+    _log.info("bytes read by rank: %s", [one.num_bytes_read for one in (model, *loaded)])
+    executors: list[RankExecutor] = []
+
+    def make_executor(sizes: EngineSizes) -> Executor:
+        try:
+            executors.append(RankExecutor(model, others, sizes))
+        except BaseException:
+            others.close()
+            raise
+        return executors[0]
+
+    def close() -> None:
+        for executor in executors:
+            executor.close()
+        others.close()
+        model.close()
+
+    layout = model.layout
+    return LoadedModel(
+        kv_shape=KVShape(
+            groups=model_config.kv_groups(),
+            # Ranks share the host's memory: the pool's size is that of all of them.
+            num_kv_heads=total_kv_heads(model.shard),
+            head_dim=model_config.head_dim,
+            max_model_len=model_config.max_position_embeddings,
+        ),
+        vocab_size=model_config.vocab_size,
+        eos_token_ids=eos_token_ids,
+        precision=model.precision.describe(),
+        weight_bytes=sum(one.weight_bytes for one in (model, *loaded)),
+        num_threads=num_threads * layout.num_ranks,
+        max_steps_in_flight=layout.num_stages,
+        make_executor=make_executor,
+        close=close,
+        num_micro_batches=layout.num_stages,
+        sentinels=others.sentinels,
+    )

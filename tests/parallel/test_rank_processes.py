@@ -1,0 +1,211 @@
+"""Ranks as processes of an engine: tokens, ends, and errors at start."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from takt import LLM, SamplingParams
+from takt.config import (
+    CacheOptions,
+    EngineConfig,
+    ModelConfigOptions,
+    ParallelOptions,
+    SchedulerOptions,
+)
+from takt.engine import rank_group
+from takt.engine.client import EngineState
+from takt.engine.messages import AddRequest
+from takt.engine.proc_client import ProcessEngineClient
+from takt.errors import ConfigError, EngineDeadError, ModelError
+
+pytestmark = pytest.mark.oracle
+
+SIZES: dict[str, Any] = {
+    "max_model_len": 256,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 32,
+    "kv_cache_memory_bytes": 8 << 20,
+}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+DRAWN = SamplingParams(
+    temperature=1.0, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, presence_penalty=0.5
+)
+PROMPTS = ["one", "a longer prompt, cut into several chunks", "", "two three"]
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    prompts = [[7, 8], *PROMPTS[:2], PROMPTS[3]]
+    return [
+        answer.outputs[0].token_ids
+        for params in (PARAMS, DRAWN)
+        for answer in llm.generate(prompts, params)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(divisible: Callable[..., Path]) -> list[list[int]]:
+    with LLM(str(divisible("gemma3")), dtype="float32", num_threads=1, **SIZES) as llm:
+        return answers(llm)
+
+
+@pytest.mark.parametrize("backend", ["mp", "inproc"])
+def test_processes_and_threads_give_the_tokens_of_one(
+    divisible: Callable[..., Path], expected: list[list[int]], backend: str
+) -> None:
+    with LLM(
+        str(divisible("gemma3")),
+        dtype="float32",
+        tensor_parallel_size=2,
+        pipeline_parallel_size=2,
+        distributed_executor_backend=backend,
+        **SIZES,
+    ) as llm:
+        assert answers(llm) == expected
+        if backend == "mp":
+            assert len(rank_pids(os.getpid())) == 3
+    assert not rank_pids(os.getpid())
+
+
+def test_the_death_of_a_rank_is_told_and_mended(divisible: Callable[..., Path]) -> None:
+    config = EngineConfig(
+        model=ModelConfigOptions(model=str(divisible("gemma3")), max_model_len=256),
+        cache=CacheOptions(kv_cache_memory_bytes=8 << 20),
+        scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=32),
+        parallel=ParallelOptions(tensor_parallel_size=2, pipeline_parallel_size=2),
+    )
+
+    async def work() -> None:
+        client = ProcessEngineClient(config)
+        await client.start()
+        try:
+            # Once in the middle of steps, once while the engine sleeps.
+            for is_busy in (True, False):
+                pid = client.engine_pid
+                assert pid is not None
+                victim = rank_pids(pid)[-1]
+                tasks = [asyncio.create_task(collect(client, f"{is_busy}{i}")) for i in range(4)]
+                if is_busy:
+                    await asyncio.sleep(0.05)
+                else:
+                    await asyncio.gather(*tasks)
+                os.kill(victim, signal.SIGKILL)
+                if is_busy:
+                    for result in await asyncio.gather(*tasks, return_exceptions=True):
+                        assert isinstance(result, EngineDeadError)
+                while client.engine_pid == pid and client.state is EngineState.READY:
+                    await asyncio.sleep(0.001)
+                while client.state is not EngineState.READY or client.engine_pid == pid:
+                    await asyncio.sleep(0.01)
+                assert not rank_pids(pid), "the others have ended too"
+            assert len(await collect(client, "after", max_tokens=3)) == 3
+        finally:
+            await client.close()
+
+    run(work())
+
+
+async def collect(client: ProcessEngineClient, name: str, max_tokens: int = 200) -> list[int]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+    tokens: list[int] = []
+    async for output in client.generate(AddRequest(name, [5, 6, 7], sampling)):
+        tokens += output.token_ids
+    return tokens
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 200))
+
+
+def rank_pids(parent: int) -> list[int]:
+    """Of the rank processes that `parent` started, zombies aside, in the order of their start."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            state, ppid = process.joinpath("stat").read_text().rsplit(")", 1)[1].split()[:2]
+            command = process.joinpath("cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(ppid) == parent and state != "Z" and b"takt.engine.rank_process" in command:
+            found.append(int(process.name))
+    return sorted(found)
+
+
+FAILING = """
+import socket, sys
+from takt.engine.rank_wire import RankFailed, RankLoaded, receive, send
+connection = socket.socket(fileno=int(sys.argv[1]))
+order, _ = receive(connection)
+if order.rank == 1:
+    sys.exit(send(connection, RankLoaded(0, 0)) or receive(connection) and 0)
+{last}
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "error", "sentence"),
+    [
+        ("send(connection, RankFailed('this rank has no luck', 1))", ModelError, "^this rank has"),
+        ("send(connection, RankFailed('--such a flag', 2))", ConfigError, "^--such a flag$"),
+        ("sys.exit(7)", EngineDeadError, "^rank 2 ended with exit code 7$"),
+        ("import os; os.kill(os.getpid(), 9)", EngineDeadError, "^rank 2 was ended by SIGKILL$"),
+    ],
+)
+def test_a_rank_that_fails_at_start_says_why(
+    divisible: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    error: type[Exception],
+    sentence: str,
+) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(FAILING.format(last=last))
+    monkeypatch.setattr(rank_group, "RANK_COMMAND", (sys.executable, str(script)))
+    with pytest.raises(error, match=sentence):
+        LLM(str(divisible("gemma3")), pipeline_parallel_size=3, **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tensor_parallel_size": 3}, "4 attention heads .* sizes that work: 1, 2, 4$"),
+        ({"pipeline_parallel_size": 9}, "6 layers; sizes that work: 1 to 6$"),
+        ({"pipeline_parallel_size": 0}, "--pipeline-parallel-size must be at least 1"),
+        (
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
+            "uni runs one rank, not 2: use mp",
+        ),
+        ({"distributed_executor_backend": "ray"}, "'ray' is not one of: auto, uni, mp, inproc"),
+        ({"tensor_parallel_size": 4, "pipeline_parallel_size": 4, "strict": True}, "--strict"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    divisible: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    sentence: str,
+) -> None:
+    monkeypatch.setattr("takt.engine.load.num_usable_cpus", lambda: 2)
+    monkeypatch.setattr(rank_group, "RANK_COMMAND", ("/nonexistent",))
+    with pytest.raises(ConfigError, match=sentence):
+        LLM(str(divisible("gemma3")), **options, **SIZES)
+
+
+def test_more_ranks_than_cpus_is_a_warning_with_its_cost(
+    divisible: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("takt.engine.load.num_usable_cpus", lambda: 2)
+    options = {"pipeline_parallel_size": 3, "distributed_executor_backend": "inproc"}
+    with LLM(str(divisible("gemma3")), **options, **SIZES):
+        assert "3 ranks share 2 CPUs" in caplog.text
+        assert "at least 1.5 times as long" in caplog.text
