@@ -13,6 +13,7 @@ from takt.engine.precision import resolve_policy
 from takt.engine.rank_executor import RankExecutor
 from takt.engine.rank_group import RankGroup, RankProcesses, RankThreads
 from takt.engine.rank_model import RankModel, check_num_ranks, layout_of, rank_threads
+from takt.engine.rank_wire import RankLoaded
 from takt.engine.sizing import EngineSizes, KVShape
 from takt.loading.base import Checkpoint
 from takt.models.config import read_model_config
@@ -51,11 +52,12 @@ def load_ranks(
         others = RankProcesses(config, path, num_threads, level)
     try:
         model = RankModel(config, path, 0, num_threads, on_progress)
-        loaded = others.wait_loaded()
+        mine = RankLoaded(model.num_bytes_read, model.weight_bytes)
+        loaded = [mine, *others.wait_loaded()]
     except BaseException:
         others.close()
         raise
-    _log.info("bytes read by rank: %s", [one.num_bytes_read for one in (model, *loaded)])
+    _log.info("bytes read by rank: %s", [one.num_bytes_read for one in loaded])
     executors: list[RankExecutor] = []
 
     def make_executor(sizes: EngineSizes) -> Executor:
@@ -84,7 +86,7 @@ def load_ranks(
         vocab_size=model_config.vocab_size,
         eos_token_ids=eos_token_ids,
         precision=model.precision.describe(),
-        weight_bytes=sum(one.weight_bytes for one in (model, *loaded)),
+        weight_bytes=sum(one.weight_bytes for one in loaded),
         num_threads=num_threads * layout.num_ranks,
         max_steps_in_flight=layout.num_stages,
         make_executor=make_executor,

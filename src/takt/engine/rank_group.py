@@ -90,9 +90,7 @@ class RankProcesses:
 
     def wait_loaded(self) -> list[RankLoaded]:
         return [
-            message
-            for message in map(self._answer, self._ranks)
-            if isinstance(message, RankLoaded)
+            message for message in map(self._answer, self._ranks) if isinstance(message, RankLoaded)
         ]
 
     def bind(self, sizes: RankSizes, segment: Segment, fd: int) -> None:
