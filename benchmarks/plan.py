@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,10 +140,14 @@ def simulator(_setting: Setting) -> list[Row]:
 def cases(setting: Setting) -> list[Row]:
     """Random questions, judged by simulations with other steps."""
     count = QUICK_CASES if setting.is_quick else setting.num_cases
-    outcomes = [run_case(seed) for seed in range(count)]
-    for outcome in outcomes:
-        if outcome.is_false_hold or (outcome.should_hold and outcome.verdict != "HOLD"):
-            print(f"wrong: {outcome.label}: {outcome.verdict}", file=sys.stderr)
+    outcomes = []
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for outcome in pool.map(run_case, range(count)):
+            outcomes.append(outcome)
+            if outcome.is_false_hold or (outcome.should_hold and outcome.verdict != "HOLD"):
+                print(f"wrong: {outcome.label}: {outcome.verdict}", file=sys.stderr, flush=True)
+            if len(outcomes) % 25 == 0:
+                print(f"cases: {len(outcomes)} of {count}", file=sys.stderr, flush=True)
     held = sum(o.verdict == "HOLD" for o in outcomes)
     false = sum(o.is_false_hold for o in outcomes)
     should = [o for o in outcomes if o.should_hold]
