@@ -101,6 +101,15 @@ StepLimits step_limits(const nb::dict& d) {
           .max_logprobs = get("max_logprobs")};
 }
 
+KVType kv_type(const std::string& name) {
+  if (name == "bfloat16") return KVType::kBF16;
+  if (name == "float32") return KVType::kF32;
+  if (name == "fp8_e4m3") return KVType::kFP8E4M3;
+  if (name == "int8") return KVType::kInt8;
+  throw std::invalid_argument("unknown type of K and V " + name +
+                              "; known: bfloat16, float32, fp8_e4m3, int8");
+}
+
 std::byte* address(uintptr_t value) { return reinterpret_cast<std::byte*>(value); }
 
 void bind_builder(nb::module_& m) {
@@ -252,12 +261,14 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](KVPool* self, std::vector<int> group_of_layer, std::vector<int64_t> num_blocks,
-             int64_t num_kv_heads, int64_t head_dim, int64_t block_size, bool bf16) {
+             int64_t num_kv_heads, int64_t head_dim, int64_t block_size,
+             const std::string& dtype) {
             new (self) KVPool(std::move(group_of_layer), std::move(num_blocks), num_kv_heads,
-                              head_dim, block_size, bf16 ? KVType::kBF16 : KVType::kF32);
+                              head_dim, block_size, kv_type(dtype));
           },
           "group_of_layer"_a, "num_blocks"_a, "num_kv_heads"_a, "head_dim"_a, "block_size"_a,
-          "bf16"_a)
+          "dtype"_a)
+      .def("block_bytes", &KVPool::block_bytes, "group"_a)
       .def_prop_ro("num_layers", &KVPool::num_layers);
 
   nb::class_<Pool>(m, "Pool")
@@ -283,7 +294,10 @@ NB_MODULE(_native, m) {
     return names;
   });
   m.def("selected_isa", &selected_isa);
-  m.def("select_isa", &select_isa, "name"_a.none());
+  m.def(
+      "select_isa",
+      [](const std::optional<std::string>& name) { select_isa(name ? name->c_str() : nullptr); },
+      "name"_a.none());
 }
 
 }  // namespace takt

@@ -19,9 +19,12 @@ void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int
   kernels().split(a, kv_head, split, m, positions, q, out);
 }
 
-void attention_combine(const float* partials, int64_t num_splits, int64_t stride, int64_t head_dim,
-                       float* out) {
-  kernels().combine(partials, num_splits, stride, head_dim, out);
+void attention_merge(const float* next, int64_t head_dim, float* merged) {
+  kernels().merge(next, head_dim, merged);
+}
+
+void attention_finish(const float* merged, int64_t head_dim, float* out) {
+  kernels().finish(merged, head_dim, out);
 }
 
 }  // namespace takt

@@ -1,7 +1,9 @@
-// Normalisation, rotary embedding, KV cache writes and paged attention. Pure functions on rows.
+// Normalisation, rotary embedding and paged attention. Pure functions on rows.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+
+#include "kernels/kv.h"
 
 namespace takt {
 
@@ -22,37 +24,12 @@ enum class Gate { kSilu, kGeluTanh };
 // act(x) is closer to 0 than 2^-116 it may be -0.
 void gate_row(Gate kind, const float* gate, const float* up, int64_t n, float* out);
 
-enum class KVType : uint8_t { kBF16, kF32 };
-
 // out[i] = cap * tanh(x[i] / cap), within cap * 2^-21; out may be x.
 void softcap_row(const float* x, float cap, int64_t n, float* out);
 
-// One layer's K and V, each [num_blocks, num_kv_heads, block_size, head_dim]. The order of elements
-// inside a (block, head) piece is the kernels' own business.
-struct KVLayer {
-  std::byte* k;
-  std::byte* v;
-  KVType type;
-  int64_t num_kv_heads;
-  int64_t block_size;
-  int64_t head_dim;
-
-  size_t piece_bytes() const {
-    return size_t(block_size * head_dim) * (type == KVType::kBF16 ? 2 : 4);
-  }
-  size_t block_bytes() const { return piece_bytes() * size_t(num_kv_heads); }
-};
-
-// Largest head_dim; it is a multiple of 8. block_size is a multiple of 8 too.
-inline constexpr int64_t kMaxHeadDim = 256;
-
-// Writes one token's k and v (each [head_dim]) of one head into a slot. Idempotent: may be done by
-// two threads at once with equal values (stores are relaxed atomics where a sanitizer watches).
-void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, const float* v);
-
 // Context is cut at absolute positions that are multiples of kSplit; a row's result is the ordered
-// combination of its splits, whoever computed them, so it does not depend on the number of threads.
-inline constexpr int64_t kSplit = 512;
+// merge of its splits, whoever computed them, so it does not depend on the number of threads.
+inline constexpr int64_t kSplit = 256;
 
 struct AttentionArgs {
   KVLayer kv;
@@ -63,7 +40,8 @@ struct AttentionArgs {
   int64_t num_heads_per_kv;
 };
 
-// A partial result of one (row, query head) over one split: max, sum of exp, weighted V [head_dim].
+// A partial result of one (row, query head) over one split or some merged ones: max, sum of exp,
+// weighted V [head_dim].
 inline constexpr size_t partial_floats(int64_t head_dim) { return size_t(2 + head_dim); }
 
 // For `m` rows of one sequence at `positions[i]`, and the query heads of one KV head:
@@ -73,9 +51,11 @@ inline constexpr size_t partial_floats(int64_t head_dim) { return size_t(2 + hea
 void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
                      const int32_t* positions, const float* const* q, float* const* out);
 
-// Combines `num_splits` partials (consecutive, `stride` floats apart) of one (row, head) in order.
-// Splits that the row sees nothing of change no bit; if there is no other, the result is 0.
-void attention_combine(const float* partials, int64_t num_splits, int64_t stride, int64_t head_dim,
-                       float* out);
+// Merges the partial result of the next split into that of those before it. A split that the row
+// sees nothing of changes no bit, and merging into nothing copies.
+void attention_merge(const float* next, int64_t head_dim, float* merged);
+
+// Weighted V / sum of exp [head_dim]; 0 if the row saw nothing.
+void attention_finish(const float* merged, int64_t head_dim, float* out);
 
 }  // namespace takt

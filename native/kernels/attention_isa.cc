@@ -1,14 +1,17 @@
 // Paged attention over one split of the context.
 //
 // A row is one query head of one token. It depends on nothing but its position and the cache:
-//   score(p)   sum over the head's elements in order, one fused chain, of (q scale) * k
+//   score(p)   sum over the head's elements in order, one fused chain, of (q scale) * k; times the
+//              scale of K at p where the cache's type has one
 //   max        of the visible scores
 //   sum        of e^(score - max): position p goes to lane p % 16 in order, then the lanes
-//   weighted V one fused chain over the visible positions in order
-// Rows are taken in groups that share each load of K and V; how they are grouped changes no bit.
+//   weighted V one fused chain over the visible positions in order; weights are times V's scales
+// Few rows widen K and V in registers. Many widen each tile once, into memory that stays near, and
+// go over it group by group: the same operations on the same numbers.
 #include <cstdint>
 
 #include "kernels/attention_kernels.h"
+#include "kernels/attention_products.h"
 #include "kernels/exp.h"
 #include "kernels/kv_tiles.h"
 #include "kernels/vec16.h"
@@ -16,92 +19,45 @@
 namespace takt::TAKT_ISA {
 namespace {
 
-// Rows of a group, and vectors of K or V taken with `rows` of them at once: as many sums as the
-// registers hold, and enough of them to hide the latency of a fused multiply-add.
-#if defined(__AVX512F__)
-constexpr int kMaxRows = 8;
-constexpr int vectors_at_once(int rows) { return rows == 1 ? 8 : rows <= 4 ? 4 : 2; }
-#elif defined(__AVX2__)
-constexpr int kMaxRows = 4;
-constexpr int vectors_at_once(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
-#else
-constexpr int kMaxRows = 2;
-constexpr int vectors_at_once(int) { return 1; }
-#endif
-
 constexpr float kInfinity = __builtin_inff();
 
-struct Range {
-  int begin;
-  int end;
+// Rows that share a widened tile: 16 tokens of 3 heads, or fewer of more heads.
+constexpr int kMaxBatch = 48;
+constexpr int kMaxGroups = kMaxBatch / kMaxRows;
+// Tiles widened at once: 8 KiB of a head of 64 elements.
+constexpr int kWidenedTiles = 2;
+constexpr int kAhead = 4;
+constexpr int kSplitTiles = int(kSplit / kTile);
+
+static_assert(kSplit % kTile == 0 && kMaxBatch % kMaxRows == 0);
+
+struct Batch {
+  int count = 0;
+  int num_groups;
+  Group groups[kMaxGroups];
+  Range seen = {int(kSplit), 0};  // by any row
+  Range visible[kMaxBatch];
+  float* out[kMaxBatch];  // partial results
+  float* sum[kMaxBatch];
+  alignas(64) float q[kMaxHeadDim * kMaxBatch];  // group by group [head_dim, group.count]
+  alignas(64) float weight[kMaxBatch * kSplit];
+  alignas(64) float sums[kMaxBatch * kMaxHeadDim];
+  alignas(64) float copy[kTile * kMaxHeadDim];
+  alignas(64) float widened[kWidenedTiles][kTile * kMaxHeadDim];
 };
 
-// Rows of a group; positions count from the start of the split.
-struct Rows {
-  int count;
-  float* out[kMaxRows];     // partial results
-  Range visible[kMaxRows];  // empty where begin >= end
-  alignas(64) float q[kMaxHeadDim * kMaxRows];     // [head_dim, count], scaled
-  alignas(64) float weight[kMaxRows * kSplit];     // [count, kSplit]: scores, then e^(score - max)
-  alignas(64) float tile_copy[kTile * kMaxHeadDim];
-};
-
-int least(int a, int b) { return a < b ? a : b; }
-int most(int a, int b) { return a > b ? a : b; }
-
-// scores [kRows, kSplit] of the positions of kTiles tiles, the first of which is at `score`.
-template <int kRows, int kTiles, class Type>
-void score_tiles(const typename Type::Element* const* tile, int64_t head_dim, const float* q,
-                 float* score) {
-  Vec16 sum[kTiles][kRows];
-  for (int t = 0; t < kTiles; ++t) {
-    for (int r = 0; r < kRows; ++r) sum[t][r] = set1(0.0f);
-  }
-  for (int64_t pair = 0; pair < head_dim / 2; ++pair, q += 2 * kRows) {
-#pragma GCC unroll 8
-    for (int t = 0; t < kTiles; ++t) {
-      const Vec16Pair k = Type::key(tile[t], pair);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        sum[t][r] = fma(set1(q[r]), k.even, sum[t][r]);
-        sum[t][r] = fma(set1(q[kRows + r]), k.odd, sum[t][r]);
-      }
-    }
-  }
-  for (int t = 0; t < kTiles; ++t) {
-    for (int r = 0; r < kRows; ++r) store(score + r * kSplit + t * kTile, sum[t][r]);
-  }
-}
-
-// Scores of tiles [first, last), kTiles at once, then the rest with fewer.
-template <int kRows, int kTiles, class Type>
-void score_range(const KVTiles<Type>& tiles, int64_t head_dim, int64_t start, int first, int last,
-                 Rows* rows) {
-  using Element = typename Type::Element;
-  if (kTiles > 1 && !tiles.in_place()) {  // room for the copy of one
-    return score_range<kRows, 1, Type>(tiles, head_dim, start, first, last, rows);
-  }
-  for (; first + kTiles <= last; first += kTiles) {
-    const Element* tile[kTiles];
-    for (int t = 0; t < kTiles; ++t) {
-      tile[t] = tiles.key(start + (first + t) * kTile, reinterpret_cast<Element*>(rows->tile_copy));
-    }
-    score_tiles<kRows, kTiles, Type>(tile, head_dim, rows->q, rows->weight + first * kTile);
-  }
-  if constexpr (kTiles > 1) {
-    score_range<kRows, kTiles / 2, Type>(tiles, head_dim, start, first, last, rows);
-  }
-}
-
-// Turns the visible scores of a row into weights; those of the edge tiles that it does not see get
-// 0. Writes max and sum.
-void softmax(const AttentionArgs& a, Range visible, float* score, float* out) {
+// Turns the visible scores of a row into weights of V; those of the edge tiles that it does not see
+// get none that is read. Writes max and sum.
+template <class Type>
+void softmax(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, Range visible,
+             float* score, float* out) {
   const Vec16 least_score = set1(-kInfinity);
   const Vec16 cap = set1(a.softcap);
   const int first = visible.begin / int(kTile) * int(kTile);
   Vec16 lane_max = least_score;
   for (int p = first; p < visible.end; p += kTile) {
     Vec16 s = load(score + p);
+    if constexpr (Type::kScales) s = s * tiles.key_scales(start + p);
     if (a.softcap != 0.0f) s = cap * tanh(s / cap);
     if (p < visible.begin || p + kTile > visible.end) {
       s = lanes_between(s, most(visible.begin - p, 0), least(visible.end - p, kTile), least_score);
@@ -113,191 +69,229 @@ void softmax(const AttentionArgs& a, Range visible, float* score, float* out) {
   Vec16 sum = set1(0.0f);
   for (int p = first; p < visible.end; p += kTile) {
     const Vec16 e = exp(load(score + p) - set1(row_max));
-    store(score + p, e);
     sum = sum + e;
+    if constexpr (Type::kScales) {
+      store(score + p, e * tiles.value_scales(start + p));
+    } else {
+      store(score + p, e * set1(Type::kScale));
+    }
   }
   out[0] = row_max;
   out[1] = sum_lanes(sum);
 }
 
-// Adds weight * V of the tile's positions [range.begin, range.end) to out[2 + d ...]: kVectors of
-// 16 elements, or 8 elements with kHalf.
-template <int kRows, int kVectors, bool kHalf, class Type>
-void weigh(const typename Type::Element* tile, int64_t head_dim, int64_t d, const float* weight,
-           Range range, float* const* out) {
-  constexpr int kWidth = kHalf ? 8 : kLanes;
-  Vec16 sum[kRows][kVectors];
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      sum[r][v] = load_some(out[r] + 2 + d + v * kLanes, kWidth);
+template <class Type>
+void softmax_all(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, Batch* batch) {
+  for (int r = 0; r < batch->count; ++r) {
+    if (is_empty(batch->visible[r])) continue;
+    softmax(a, tiles, start, batch->visible[r], batch->weight + r * kSplit, batch->out[r]);
+  }
+}
+
+// One group; K and V are widened in registers.
+template <class Type>
+void attend_few(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, int first,
+                int last, Batch* batch) {
+  using Element = typename Type::Element;
+  auto* copy = reinterpret_cast<Element*>(batch->copy);
+  const int64_t head_dim = a.kv.head_dim;
+  const int at_once = tiles.in_place() ? 4 : 1;  // there is room for one copy
+  const Element* tile[kSplitTiles];
+  for (int t = first; t < first + kAhead; ++t) tiles.prefetch_key(start + t * kTile);
+  for (int t = first; t < last; t += at_once) {
+    const int count = least(at_once, last - t);
+    for (int i = 0; i < count; ++i) {
+      tile[i] = tiles.key(start + (t + i) * kTile, copy);
+      tiles.prefetch_key(start + (t + i + kAhead) * kTile);
+      tiles.prefetch_value(start + (t + i) * kTile);
+    }
+    score_group<Type>(batch->groups[0], tile, count, head_dim, t * int(kTile));
+  }
+  softmax_all(a, tiles, start, batch);
+  const int at_once_v = tiles.in_place() ? kSplitTiles : 1;
+  for (int t = first; t < last; t += at_once_v) {
+    const int count = least(at_once_v, last - t);
+    for (int i = 0; i < count; ++i) tile[i] = tiles.value(start + (t + i) * kTile, copy);
+    weigh_group<Type>(batch->groups[0], tile, count, head_dim, t * int(kTile));
+  }
+}
+
+// F32Tile's layout of a tile of K, and of V.
+template <class Type>
+void widen_key(const typename Type::Element* tile, int64_t head_dim, float* to) {
+  for (int64_t pair = 0; pair < head_dim / 2; ++pair) {
+    const Vec16Pair k = Type::key(tile, pair);
+    store(to + 2 * kTile * pair, k.even);
+    store(to + 2 * kTile * pair + kTile, k.odd);
+  }
+}
+template <class Type>
+void widen_value(const typename Type::Element* tile, int64_t head_dim, float* to) {
+  for (int64_t pair = 0; pair < kTile / 2; ++pair, to += 2 * head_dim) {
+    int64_t d = 0;
+    for (; d + kLanes <= head_dim; d += kLanes) {
+      const Vec16Pair v = Type::template value<false>(tile, head_dim, pair, d);
+      store(to + d, v.even);
+      store(to + head_dim + d, v.odd);
+    }
+    if (d < head_dim) {
+      const Vec16Pair v = Type::template value<true>(tile, head_dim, pair, d);
+      store_first(to + d, v.even, 8);
+      store_first(to + head_dim + d, v.odd, 8);
     }
   }
-  const auto add = [&](int pair, bool even, bool odd) __attribute__((always_inline)) {
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      const Vec16Pair value = Type::template value<kHalf>(tile, head_dim, pair, d + v * kLanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const float* w = weight + r * kSplit + 2 * pair;
-        if (even) sum[r][v] = fma(set1(w[0]), value.even, sum[r][v]);
-        if (odd) sum[r][v] = fma(set1(w[1]), value.odd, sum[r][v]);
-      }
+}
+
+// Many groups; each tile is widened once.
+template <class Type>
+void attend_many(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, int first,
+                 int last, Batch* batch) {
+  auto* copy = reinterpret_cast<typename Type::Element*>(batch->copy);
+  const int64_t head_dim = a.kv.head_dim;
+  const float* widened[kWidenedTiles];
+  for (int i = 0; i < kWidenedTiles; ++i) widened[i] = batch->widened[i];
+  for (int t = first; t < last; t += kWidenedTiles) {
+    const int count = least(kWidenedTiles, last - t);
+    for (int i = 0; i < count; ++i) {
+      const auto* tile = tiles.key(start + (t + i) * kTile, copy);
+      widen_key<Type>(tile, head_dim, batch->widened[i]);
     }
-  };
-  int position = range.begin;
-  if (position % 2 != 0) {
-    add(position / 2, false, true);
-    ++position;
-  }
-  for (; position + 2 <= range.end; position += 2) add(position / 2, true, true);
-  if (position < range.end) add(position / 2, true, false);
-  for (int r = 0; r < kRows; ++r) {
-    for (int v = 0; v < kVectors; ++v) {
-      store_some(out[r] + 2 + d + v * kLanes, sum[r][v], kWidth);
+    for (int g = 0; g < batch->num_groups; ++g) {
+      score_group<F32Tile>(batch->groups[g], widened, count, head_dim, t * int(kTile));
     }
   }
-}
-
-// All elements of the head from d on, kVectors at once, then the rest with fewer.
-template <int kRows, int kVectors, class Type>
-void weigh_head(const typename Type::Element* tile, int64_t head_dim, int64_t d,
-                const float* weight, Range range, float* const* out) {
-  for (; d + kVectors * kLanes <= head_dim; d += kVectors * kLanes) {
-    weigh<kRows, kVectors, false, Type>(tile, head_dim, d, weight, range, out);
-  }
-  if constexpr (kVectors > 1) {
-    weigh_head<kRows, kVectors / 2, Type>(tile, head_dim, d, weight, range, out);
-  } else if (d < head_dim) {
-    weigh<kRows, 1, true, Type>(tile, head_dim, d, weight, range, out);
+  softmax_all(a, tiles, start, batch);
+  for (int t = first; t < last; t += kWidenedTiles) {
+    const int count = least(kWidenedTiles, last - t);
+    for (int i = 0; i < count; ++i) {
+      const auto* tile = tiles.value(start + (t + i) * kTile, copy);
+      widen_value<Type>(tile, head_dim, batch->widened[i]);
+    }
+    for (int g = 0; g < batch->num_groups; ++g) {
+      weigh_group<F32Tile>(batch->groups[g], widened, count, head_dim, t * int(kTile));
+    }
   }
 }
 
-// What `visible` covers of the tile that starts at p.
-Range within_tile(Range visible, int p) {
-  return {most(visible.begin - p, 0), least(visible.end - p, kTile)};
-}
-
-template <int kRows, class Type>
-void weigh_tile(const typename Type::Element* tile, int64_t head_dim, int p, Rows* rows) {
-  const Range range = within_tile(rows->visible[0], p);
-  bool alike = true;
-  for (int r = 1; r < kRows; ++r) {
-    const Range other = within_tile(rows->visible[r], p);
-    alike &= other.begin == range.begin && other.end == range.end;
-  }
-  if (alike) {
-    if (range.begin >= range.end) return;
-    weigh_head<kRows, vectors_at_once(kRows), Type>(tile, head_dim, 0, rows->weight + p, range,
-                                                    rows->out);
-    return;
-  }
-  for (int r = 0; r < kRows; ++r) {
-    const Range own = within_tile(rows->visible[r], p);
-    if (own.begin >= own.end) continue;
-    weigh_head<1, vectors_at_once(1), Type>(tile, head_dim, 0, rows->weight + r * kSplit + p, own,
-                                            rows->out + r);
-  }
-}
-
-// One group; kRows is rows->count.
-template <int kRows, class Type>
-void attend_rows(const AttentionArgs& a, int64_t kv_head, int64_t start, Rows* rows) {
-  Range seen = {int(kSplit), 0};
-  for (int r = 0; r < kRows; ++r) {
-    if (rows->visible[r].begin >= rows->visible[r].end) continue;
-    seen.begin = least(seen.begin, rows->visible[r].begin);
-    seen.end = most(seen.end, rows->visible[r].end);
-  }
-  if (seen.begin >= seen.end) return;
+template <class Type>
+void attend(const AttentionArgs& a, int64_t kv_head, int64_t start, Batch* batch) {
+  const Range seen = batch->seen;
+  if (is_empty(seen)) return;
   const KVTiles<Type> tiles(a, kv_head, start + seen.begin, start + seen.end);
   const int first = seen.begin / int(kTile);
   const int last = (seen.end + int(kTile) - 1) / int(kTile);
-  score_range<kRows, vectors_at_once(kRows), Type>(tiles, a.kv.head_dim, start, first, last, rows);
-  for (int r = 0; r < kRows; ++r) {
-    if (rows->visible[r].begin >= rows->visible[r].end) continue;
-    softmax(a, rows->visible[r], rows->weight + r * kSplit, rows->out[r]);
-  }
-  auto* copy = reinterpret_cast<typename Type::Element*>(rows->tile_copy);
-  for (int t = first; t < last; ++t) {
-    const auto* tile = tiles.value(start + t * kTile, copy);
-    weigh_tile<kRows, Type>(tile, a.kv.head_dim, t * int(kTile), rows);
+  if (batch->num_groups == 1) {
+    attend_few<Type>(a, tiles, start, first, last, batch);
+  } else {
+    attend_many<Type>(a, tiles, start, first, last, batch);
   }
 }
 
-template <int kRows, class Type>
-void attend(const AttentionArgs& a, int64_t kv_head, int64_t start, Rows* rows) {
-  if (rows->count == kRows) return attend_rows<kRows, Type>(a, kv_head, start, rows);
-  if constexpr (kRows > 1) attend<kRows - 1, Type>(a, kv_head, start, rows);
-}
-
-// Row r of the group: its visible positions, scaled query, and an empty partial result.
-void set_row(const AttentionArgs& a, int64_t start, int32_t position, const float* q, float* out,
-             int r, Rows* rows) {
+// Adds a row to the batch: its visible positions and an empty partial result.
+void add_row(const AttentionArgs& a, int64_t start, int32_t position, float* out, Batch* batch) {
   const int64_t oldest = a.window > 0 ? position - a.window + 1 - start : -start;
   const int64_t newest = position - start;
-  rows->visible[r] = {int(oldest < 0 ? 0 : oldest < kSplit ? oldest : kSplit),
-                      int(newest < 0 ? 0 : newest < kSplit ? newest + 1 : kSplit)};
-  for (int64_t d = 0; d < a.kv.head_dim; ++d) rows->q[d * rows->count + r] = q[d] * a.scale;
-  rows->out[r] = out;
+  const int r = batch->count++;
+  Range& visible = batch->visible[r];
+  visible = {int(oldest < 0 ? 0 : oldest < kSplit ? oldest : kSplit),
+             int(newest < 0 ? 0 : newest < kSplit ? newest + 1 : kSplit)};
+  if (!is_empty(visible)) {
+    batch->seen = {least(batch->seen.begin, visible.begin), most(batch->seen.end, visible.end)};
+  }
+  batch->out[r] = out;
+  batch->sum[r] = batch->sums + r * a.kv.head_dim;
   out[0] = -kInfinity;
   out[1] = 0.0f;
-  for (int64_t d = 0; d < a.kv.head_dim; ++d) out[2 + d] = 0.0f;
+  for (int64_t d = 0; d < a.kv.head_dim; ++d) batch->sum[r][d] = 0.0f;
+}
+
+// Groups of even sizes; `query(r)` is row r's.
+template <class Query>
+void make_groups(int64_t head_dim, float scale, Query query, Batch* batch) {
+  batch->num_groups = (batch->count + kMaxRows - 1) / kMaxRows;
+  for (int g = 0; g < batch->num_groups; ++g) {
+    const int first = batch->count * g / batch->num_groups;
+    const int count = batch->count * (g + 1) / batch->num_groups - first;
+    float* q = batch->q + first * head_dim;
+    batch->groups[g] = {count, q, batch->weight + first * kSplit, batch->sum + first,
+                        batch->visible + first};
+    for (int r = 0; r < count; ++r) {
+      const float* from = query(first + r);
+      for (int64_t d = 0; d < head_dim; ++d) q[d * count + r] = from[d] * scale;
+    }
+  }
+}
+
+template <class Type>
+void split_of(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
+              const int32_t* positions, const float* const* q, float* const* out) {
+  const int64_t start = split * kSplit, head_dim = a.kv.head_dim;
+  const int heads = int(a.num_heads_per_kv);
+  const int total = m * heads;
+  const int num_batches = (total + kMaxBatch - 1) / kMaxBatch;
+  for (int b = 0; b < num_batches; ++b) {  // of even sizes
+    Batch batch;
+    const int first = int(int64_t(total) * b / num_batches);
+    const int last = int(int64_t(total) * (b + 1) / num_batches);
+    for (int row = first; row < last; ++row) {
+      add_row(a, start, positions[row / heads],
+              out[row / heads] + (row % heads) * (2 + head_dim), &batch);
+    }
+    const auto query = [&](int r) {
+      return q[(first + r) / heads] + (first + r) % heads * head_dim;
+    };
+    // Scales of all positions alike are the query's.
+    make_groups(head_dim, a.scale * Type::kScale, query, &batch);
+    attend<Type>(a, kv_head, start, &batch);
+    for (int r = 0; r < batch.count; ++r) {
+      for_each_vector(head_dim, [&](int64_t d, int count) {
+        store_some(batch.out[r] + 2 + d, load_some(batch.sum[r] + d, count), count);
+      });
+    }
+  }
 }
 
 void split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m, const int32_t* positions,
            const float* const* q, float* const* out) {
-  const int64_t start = split * kSplit;
-  const int heads = int(a.num_heads_per_kv);
-  const int total = m * heads;
-  const int num_groups = (total + kMaxRows - 1) / kMaxRows;
-  const int64_t partial = 2 + a.kv.head_dim;
-  Rows rows;
-  for (int g = 0; g < num_groups; ++g) {  // of even sizes
-    const int first = int(int64_t(total) * g / num_groups);
-    rows.count = int(int64_t(total) * (g + 1) / num_groups) - first;
-    for (int r = 0; r < rows.count; ++r) {
-      const int token = (first + r) / heads;
-      const int head = (first + r) % heads;
-      set_row(a, start, positions[token], q[token] + head * a.kv.head_dim,
-              out[token] + head * partial, r, &rows);
-    }
-    if (a.kv.type == KVType::kBF16) {
-      attend<kMaxRows, BF16Tile>(a, kv_head, start, &rows);
-    } else {
-      attend<kMaxRows, F32Tile>(a, kv_head, start, &rows);
-    }
+  switch (a.kv.type) {
+    case KVType::kBF16:
+      return split_of<BF16Tile>(a, kv_head, split, m, positions, q, out);
+    case KVType::kF32:
+      return split_of<F32Tile>(a, kv_head, split, m, positions, q, out);
+    case KVType::kFP8E4M3:
+      return split_of<E4M3Tile>(a, kv_head, split, m, positions, q, out);
+    case KVType::kInt8:
+      return split_of<Int8Tile>(a, kv_head, split, m, positions, q, out);
   }
 }
 
-// Splits that a row sees nothing of have sum 0 and are passed over, so that it does not matter
-// whether they are among the partials.
-void combine(const float* partials, int64_t num_splits, int64_t stride, int64_t head_dim,
-             float* out) {
-  float row_max = -kInfinity;
-  for (int64_t s = 0; s < num_splits; ++s) {
-    const float split_max = partials[s * stride];
-    row_max = split_max > row_max ? split_max : row_max;
-  }
-  for (int64_t d = 0; d < head_dim; ++d) out[d] = 0.0f;
-  Vec16 sum = set1(0.0f);
-  for (int64_t s = 0; s < num_splits; ++s) {
-    const float* partial = partials + s * stride;
-    if (partial[1] == 0.0f) continue;
-    const Vec16 weight = exp(set1(partial[0] - row_max));
-    sum = fma(weight, set1(partial[1]), sum);
-    for_each_vector(head_dim, [&](int64_t d, int count) {
-      const Vec16 before = load_some(out + d, count);
-      store_some(out + d, fma(weight, load_some(partial + 2 + d, count), before), count);
+void merge(const float* next, int64_t head_dim, float* merged) {
+  if (next[1] == 0.0f) return;
+  if (merged[1] == 0.0f) {
+    for_each_vector(2 + head_dim, [&](int64_t i, int count) {
+      store_some(merged + i, load_some(next + i, count), count);
     });
+    return;
   }
-  const Vec16 inverse = set1(1.0f) / max(sum, set1(0x1p-126f));
+  const float row_max = next[0] > merged[0] ? next[0] : merged[0];
+  const Vec16 before = exp(set1(merged[0] - row_max));
+  const Vec16 after = exp(set1(next[0] - row_max));
+  merged[0] = row_max;
+  for_each_vector(1 + head_dim, [&](int64_t i, int count) {  // the sum, then the values
+    const Vec16 kept = before * load_some(merged + 1 + i, count);
+    store_some(merged + 1 + i, fma(after, load_some(next + 1 + i, count), kept), count);
+  });
+}
+
+void finish(const float* merged, int64_t head_dim, float* out) {
+  const Vec16 inverse = set1(1.0f) / max(set1(merged[1]), set1(0x1p-126f));
   for_each_vector(head_dim, [&](int64_t d, int count) {
-    store_some(out + d, load_some(out + d, count) * inverse, count);
+    store_some(out + d, load_some(merged + 2 + d, count) * inverse, count);
   });
 }
 
 }  // namespace
 
-const AttentionKernels kAttentionKernels = {&split, &combine};
+const AttentionKernels kAttentionKernels = {&split, &merge, &finish};
 
 }  // namespace takt::TAKT_ISA

@@ -10,8 +10,8 @@ namespace takt {
 struct AttentionKernels {
   void (*split)(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
                 const int32_t* positions, const float* const* q, float* const* out);
-  void (*combine)(const float* partials, int64_t num_splits, int64_t stride, int64_t head_dim,
-                  float* out);
+  void (*merge)(const float* next, int64_t head_dim, float* merged);
+  void (*finish)(const float* merged, int64_t head_dim, float* out);
 };
 TAKT_DECLARE_ISA_TABLE(AttentionKernels, kAttentionKernels)
 

@@ -1,7 +1,10 @@
+#include "kernels/kv.h"
+
+#include <cmath>
 #include <cstdint>
 
-#include "kernels/attention.h"
 #include "kernels/float16.h"
+#include "kernels/float8.h"
 #include "kernels/kv_layout.h"
 
 namespace takt {
@@ -16,44 +19,104 @@ uint16_t bf16_from_float(float x) {
 
 // Two threads may store equal values at once. On every target a relaxed store is a plain one.
 template <class T>
-void store_shared(T* to, T value) {
-  __atomic_store(to, &value, __ATOMIC_RELAXED);
+void store_shared(std::byte* to, T value) {
+  __atomic_store_n(reinterpret_cast<T*>(to), value, __ATOMIC_RELAXED);
 }
 
-void store_bf16(const KVLayer& kv, int64_t piece, int64_t position, const float* k,
-                const float* v) {
+// One token's elements as the cache has them, before they are scattered into their places.
+template <class T>
+struct Row {
+  T codes[kMaxHeadDim];
+};
+
+template <int64_t kGroup, class T>
+void store_key(const KVLayer& kv, std::byte* piece, int64_t position, const Row<T>& row) {
   const int64_t lanes = key_lanes(kv.block_size);
-  auto* key = reinterpret_cast<uint16_t*>(kv.k) + piece +
-              position / lanes * lanes * kv.head_dim + position % lanes * 2;
-  auto* value = reinterpret_cast<uint16_t*>(kv.v) + piece + position / 2 * 2 * kv.head_dim +
-                position % 2;
+  const int64_t first = position / lanes * lanes * kv.head_dim + position % lanes * kGroup;
   for (int64_t d = 0; d < kv.head_dim; ++d) {
-    store_shared(key + d / 2 * 2 * lanes + d % 2, bf16_from_float(k[d]));
-    store_shared(value + 2 * d, bf16_from_float(v[d]));
+    const int64_t at = first + d / kGroup * kGroup * lanes + d % kGroup;
+    store_shared(piece + at * int64_t(sizeof(T)), row.codes[d]);
   }
 }
 
-void store_f32(const KVLayer& kv, int64_t piece, int64_t position, const float* k,
-               const float* v) {
-  const int64_t lanes = key_lanes(kv.block_size);
-  float* key = reinterpret_cast<float*>(kv.k) + piece + position / lanes * lanes * kv.head_dim +
-               position % lanes;
-  float* value = reinterpret_cast<float*>(kv.v) + piece + position * kv.head_dim;
+template <int64_t kGroup, class T>
+void store_value(const KVLayer& kv, std::byte* piece, int64_t position, const Row<T>& row) {
+  const int64_t first = position / kGroup * kGroup * kv.head_dim + position % kGroup;
   for (int64_t d = 0; d < kv.head_dim; ++d) {
-    store_shared(key + d * lanes, k[d]);
-    store_shared(value + d, v[d]);
+    store_shared(piece + (first + d * kGroup) * int64_t(sizeof(T)), row.codes[d]);
   }
+}
+
+// Rounds to nearest, ties to even: adding 1.5 * 2^23 leaves no bits behind the point.
+uint8_t int8_from_float(float x, float inverse) {
+  const float shift = 0x1.8p23f;
+  return uint8_t(int8_t(int32_t((x * inverse + shift) - shift)));
+}
+
+template <class T, class Encode>
+void encode(const float* x, int64_t n, Row<T>* row, Encode encode_one) {
+  for (int64_t d = 0; d < n; ++d) row->codes[d] = encode_one(x[d]);
+}
+
+// Fills the codes and gives their bf16 scale: the largest element's size over 127, rounded up, so
+// that no code is beyond 127. Rows that are smaller than any number that matters become zeros with
+// scale 0; a row that holds an infinity or NaN reads as infinities.
+uint16_t encode_int8(const float* x, int64_t n, Row<uint8_t>* row) {
+  float largest = 0.0f;
+  bool finite = true;
+  for (int64_t d = 0; d < n; ++d) {
+    const float size = std::fabs(x[d]);
+    finite &= size <= 0x1.fffffep127f;
+    largest = size > largest ? size : largest;
+  }
+  const bool zero = largest < 0x1p-100f;
+  if (!finite || zero) {
+    encode(x, n, row, [&](float) { return uint8_t(finite ? 0 : 1); });
+    return finite ? 0 : 0x7f80;
+  }
+  const auto scale = uint16_t((bits_from_float(largest / 127.0f) + 0xffffu) >> 16);
+  const float inverse = 1.0f / float_from_bf16(scale);
+  encode(x, n, row, [&](float v) { return int8_from_float(v, inverse); });
+  return scale;
 }
 
 }  // namespace
 
 void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, const float* v) {
-  const int64_t piece = piece_offset(kv, slot / kv.block_size, kv_head);
+  const int64_t block = slot / kv.block_size;
   const int64_t position = slot % kv.block_size;
-  if (kv.type == KVType::kBF16) {
-    store_bf16(kv, piece, position, k, v);
-  } else {
-    store_f32(kv, piece, position, k, v);
+  const int64_t piece = piece_offset(kv, block, kv_head);
+  const int64_t n = kv.head_dim;
+  const auto store = [&]<int64_t kGroup, class T>(const Row<T>& key, const Row<T>& value) {
+    store_key<kGroup>(kv, kv.k + piece, position, key);
+    store_value<kGroup>(kv, kv.v + piece, position, value);
+  };
+  switch (kv.type) {
+    case KVType::kBF16: {
+      Row<uint16_t> key, value;
+      encode(k, n, &key, bf16_from_float);
+      encode(v, n, &value, bf16_from_float);
+      return store.template operator()<2>(key, value);
+    }
+    case KVType::kF32: {
+      Row<uint32_t> key, value;
+      encode(k, n, &key, bits_from_float);
+      encode(v, n, &value, bits_from_float);
+      return store.template operator()<1>(key, value);
+    }
+    case KVType::kFP8E4M3: {
+      Row<uint8_t> key, value;
+      encode(k, n, &key, e4m3_from_float);
+      encode(v, n, &value, e4m3_from_float);
+      return store.template operator()<1>(key, value);
+    }
+    case KVType::kInt8: {
+      Row<uint8_t> key, value;
+      const int64_t scale = scales_offset(kv, block, kv_head) + 2 * position;
+      store_shared(kv.k + scale, encode_int8(k, n, &key));
+      store_shared(kv.v + scale, encode_int8(v, n, &value));
+      return store.template operator()<1>(key, value);
+    }
   }
 }
 

@@ -123,4 +123,33 @@ TAKT_VEC_INLINE Vec16Pair load_bf16_pair_half(const uint16_t* p) {
   return {{widen_even(lo), zero}, {widen_odd(lo), zero}};
 }
 
+TAKT_VEC_INLINE Vec16 load_bf16(const uint16_t* p) {
+  const auto half = [&](const uint16_t* q) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q));
+    return widen_even(_mm256_cvtepu16_epi32(bits));
+  };
+  return {half(p), half(p + 8)};
+}
+
+TAKT_VEC_INLINE __m256 eight_from_int8(const uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(p)));
+}
+TAKT_VEC_INLINE Vec16 load_int8(const uint8_t* p) {
+  return {eight_from_int8(p), eight_from_int8(p + 8)};
+}
+TAKT_VEC_INLINE Vec16 load_int8_half(const uint8_t* p) {
+  return {eight_from_int8(p), _mm256_setzero_ps()};
+}
+
+TAKT_VEC_INLINE __m256 eight_from_e4m3(const uint8_t* p) {
+  const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadu_si64(p)), 7);
+  return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(short(0xbfff))));
+}
+TAKT_VEC_INLINE Vec16 load_e4m3(const uint8_t* p) {
+  return {eight_from_e4m3(p), eight_from_e4m3(p + 8)};
+}
+TAKT_VEC_INLINE Vec16 load_e4m3_half(const uint8_t* p) {
+  return {eight_from_e4m3(p), _mm256_setzero_ps()};
+}
+
 }  // namespace takt::TAKT_ISA

@@ -97,4 +97,38 @@ TAKT_VEC_INLINE Vec16Pair load_bf16_pair_half(const uint16_t* p) {
   return widen(_mm512_maskz_loadu_epi32(0xff, p));
 }
 
+// 16 bf16 that follow each other.
+TAKT_VEC_INLINE Vec16 load_bf16(const uint16_t* p) {
+  const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return {_mm512_castsi512_ps(
+      _mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtepu16_epi32(kAllLanes, bits), 16))};
+}
+
+// 16 int8. `half` reads 8, zeros behind them.
+TAKT_VEC_INLINE Vec16 floats_from_int8(__m128i bytes) {
+  const __m512i words = _mm512_maskz_cvtepi8_epi32(kAllLanes, bytes);
+  return {_mm512_maskz_cvtepi32_ps(kAllLanes, words)};
+}
+TAKT_VEC_INLINE Vec16 load_int8(const uint8_t* p) {
+  return floats_from_int8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+TAKT_VEC_INLINE Vec16 load_int8_half(const uint8_t* p) {
+  return floats_from_int8(_mm_loadu_si64(p));
+}
+
+// 16 fp8 e4m3 times 2^-8; `half` as above. Sign-extended and shifted, a code is a half with a bias
+// of 15 instead of 7, but for the sign's copy in the top bit of the exponent. The code of NaN gives
+// 480 * 2^-8.
+TAKT_VEC_INLINE Vec16 floats_from_e4m3(__m128i bytes) {
+  const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
+  const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16(short(0xbfff)));
+  return {_mm512_maskz_cvtph_ps(kAllLanes, halves)};
+}
+TAKT_VEC_INLINE Vec16 load_e4m3(const uint8_t* p) {
+  return floats_from_e4m3(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+TAKT_VEC_INLINE Vec16 load_e4m3_half(const uint8_t* p) {
+  return floats_from_e4m3(_mm_loadu_si64(p));
+}
+
 }  // namespace takt::TAKT_ISA

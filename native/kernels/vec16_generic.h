@@ -170,4 +170,42 @@ TAKT_VEC_INLINE Vec16Pair load_bf16_pair_half(const uint16_t* p) {
   return widen(bits);
 }
 
+TAKT_VEC_INLINE Vec16 load_bf16(const uint16_t* p) {
+  Vec16 out;
+  for (int i = 0; i < 4; ++i) {
+    const uint16_t* q = p + 4 * i;
+    out.v[i] = reinterpret_cast<F32x4>(U32x4{q[0], q[1], q[2], q[3]} << 16);
+  }
+  return out;
+}
+
+TAKT_VEC_INLINE F32x4 four_from_int8(const uint8_t* p) {
+  const I32x4 words = {int8_t(p[0]), int8_t(p[1]), int8_t(p[2]), int8_t(p[3])};
+  return __builtin_convertvector(words, F32x4);
+}
+TAKT_VEC_INLINE Vec16 load_int8(const uint8_t* p) {
+  return {{four_from_int8(p), four_from_int8(p + 4), four_from_int8(p + 8),
+           four_from_int8(p + 12)}};
+}
+TAKT_VEC_INLINE Vec16 load_int8_half(const uint8_t* p) {
+  const F32x4 zero = {};
+  return {{four_from_int8(p), four_from_int8(p + 4), zero, zero}};
+}
+
+// In a float's place the code's exponent is 120 short of its own, 112 of that with 2^-8; the
+// multiplication puts this right for subnormal and normal codes alike.
+TAKT_VEC_INLINE F32x4 four_from_e4m3(const uint8_t* p) {
+  const U32x4 codes = {p[0], p[1], p[2], p[3]};
+  const F32x4 size = reinterpret_cast<F32x4>((codes & 0x7fu) << 20) * 0x1p112f;
+  return reinterpret_cast<F32x4>(reinterpret_cast<U32x4>(size) | (codes & 0x80u) << 24);
+}
+TAKT_VEC_INLINE Vec16 load_e4m3(const uint8_t* p) {
+  return {{four_from_e4m3(p), four_from_e4m3(p + 4), four_from_e4m3(p + 8),
+           four_from_e4m3(p + 12)}};
+}
+TAKT_VEC_INLINE Vec16 load_e4m3_half(const uint8_t* p) {
+  const F32x4 zero = {};
+  return {{four_from_e4m3(p), four_from_e4m3(p + 4), zero, zero}};
+}
+
 }  // namespace takt::TAKT_ISA

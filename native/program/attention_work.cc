@@ -18,21 +18,15 @@ SplitRange visible_splits(int64_t position, int64_t window) {
 }
 
 AttentionWork::AttentionWork(const AttentionShape& shape, const StepLimits& limits,
-                             int64_t block_size, int num_threads)
+                             int num_threads)
     : shape_(shape), num_threads_(num_threads), first_item_(size_t(limits.max_num_tokens)) {
-  items_.reserve(size_t(max_items(limits, block_size)));
+  items_.reserve(size_t(max_items(limits)));
 }
 
-int32_t AttentionWork::max_items(const StepLimits& limits, int64_t block_size) {
-  // Blocks of rows (short ones where contexts are long), and one item per partial row at most.
-  const int64_t splits = (limits.max_blocks_per_seq * block_size + kSplit - 1) / kSplit;
-  const int64_t rows = rows_per_item(int32_t(splits));
-  const int64_t blocks = limits.max_num_seqs + (limits.max_num_tokens + rows - 1) / rows;
+int32_t AttentionWork::max_items(const StepLimits& limits) {
+  // Blocks of rows, and one item per partial row at most.
+  const int64_t blocks = limits.max_num_seqs + (limits.max_num_tokens + kMaxRows - 1) / kMaxRows;
   return int32_t(std::min(blocks, limits.max_num_tokens)) + kMaxPartialRows;
-}
-
-int32_t AttentionWork::rows_per_item(int32_t num_splits) {
-  return std::clamp(kMaxRowSplits / std::max(num_splits, 1), 1, kMaxRows);
 }
 
 template <class Visit>
@@ -40,14 +34,11 @@ void AttentionWork::for_each_block(const StepInput& input, Visit visit) const {
   for (int32_t s = 0; s < input.num_seqs(); ++s) {
     const int32_t end = input.query_start()[s + 1];
     for (int32_t t = input.query_start()[s]; t < end;) {
-      // The last token of the block sees the most; its position bounds the block's splits.
       const int32_t* p = input.positions();
-      const int32_t first = visible_splits(p[t], shape_.window).first;
-      const int32_t longest = std::min(t + kMaxRows, end) - 1;
-      const int32_t rows =
-          rows_per_item(visible_splits(p[longest], shape_.window).last - first);
-      const int32_t num_rows = std::min(rows, end - t);
-      visit(s, t, num_rows, SplitRange{first, visible_splits(p[t + num_rows - 1], 0).last});
+      const int32_t num_rows = std::min(kMaxRows, end - t);
+      visit(s, t, num_rows,
+            SplitRange{visible_splits(p[t], shape_.window).first,
+                       visible_splits(p[t + num_rows - 1], 0).last});
       t += num_rows;
     }
   }
@@ -55,9 +46,8 @@ void AttentionWork::for_each_block(const StepInput& input, Visit visit) const {
 
 void AttentionWork::build(const StepInput& input) {
   items_.clear();
-  int64_t num_blocks = 0, total = 0;
+  int64_t total = 0;
   for_each_block(input, [&](int32_t, int32_t, int32_t rows, SplitRange splits) {
-    ++num_blocks;
     total += int64_t{rows} * (splits.last - splits.first);
   });
   const int64_t wanted = kTilesPerThread * num_threads_;
@@ -74,11 +64,15 @@ void AttentionWork::build(const StepInput& input) {
       max_row_splits_ = std::max<int64_t>(max_row_splits_, needed);
       return;
     }
-    for (int32_t split = splits.first; split < splits.last; ++split) {
-      items_.push_back({seq, token0, rows, split, split + 1, partial_rows});
-      partial_rows += rows;
+    // Half a share, so that the last item of the step is short beside the whole.
+    const auto most = int32_t(std::min<int64_t>(share / 2, kMaxItemPartialRows) / rows);
+    const int32_t each = std::clamp(most, 1, num_splits - 1);
+    max_row_splits_ = std::max<int64_t>(max_row_splits_, rows * each);
+    for (int32_t split = splits.first; split < splits.last; split += each) {
+      const int32_t last = std::min(split + each, splits.last);
+      items_.push_back({seq, token0, rows, split, last, partial_rows});
+      partial_rows += rows * (last - split);
     }
-    max_row_splits_ = std::max<int64_t>(max_row_splits_, rows);
   });
   kv_heads_per_tile_ = num_items() >= 2 * wanted ? shape_.num_kv_heads : 1;
 }

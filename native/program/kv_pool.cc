@@ -30,4 +30,12 @@ KVPool::KVPool(std::vector<int> group_of_layer, std::vector<int64_t> num_blocks,
   }
 }
 
+int64_t KVPool::block_bytes(int group) const {
+  int64_t bytes = 0;
+  for (size_t l = 0; l < layers_.size(); ++l) {
+    if (group_of_layer_[l] == group) bytes += 2 * int64_t(layers_[l].block_bytes());
+  }
+  return bytes;
+}
+
 }  // namespace takt

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/attention.h"
+#include "kernels/kv.h"
 #include "program/memory.h"
 
 namespace takt {
@@ -22,6 +22,8 @@ class KVPool {
   int group_of(int layer) const { return group_of_layer_[size_t(layer)]; }
   int64_t num_blocks(int group) const { return num_blocks_[size_t(group)]; }
   int64_t block_size() const { return block_size_; }
+  // Of one block of a group: K and V of all its layers.
+  int64_t block_bytes(int group) const;
   int64_t num_kv_heads() const { return num_kv_heads_; }
   int64_t head_dim() const { return head_dim_; }
   const KVLayer& layer(int layer) const { return layers_[size_t(layer)]; }

@@ -8,14 +8,6 @@
 #include "program/tiling.h"
 
 namespace takt {
-namespace {
-
-int64_t most_splits(const StepLimits& limits, int64_t block_size) {
-  return (limits.max_blocks_per_seq * block_size + kSplit - 1) / kSplit;
-}
-
-}  // namespace
-
 AttentionSplits::AttentionSplits(const StepLimits& limits, AttentionOperands operands,
                                  std::shared_ptr<const KVPool> kv, int rows_place,
                                  int partials_place)
@@ -23,9 +15,7 @@ AttentionSplits::AttentionSplits(const StepLimits& limits, AttentionOperands ope
       operands_(operands),
       kv_(std::move(kv)),
       rows_place_(rows_place),
-      partials_place_(partials_place),
-      max_row_splits_(std::max<int64_t>(AttentionWork::kMaxRowSplits,
-                                        most_splits(limits, kv_->block_size()))) {}
+      partials_place_(partials_place) {}
 
 TileGrid AttentionSplits::grid(const StepContext& step) const {
   const AttentionWork& work = step.attention(operands_.shape_index);
@@ -33,61 +23,53 @@ TileGrid AttentionSplits::grid(const StepContext& step) const {
 }
 
 int32_t AttentionSplits::max_tiles() const {
-  return AttentionWork::max_items(limits_, kv_->block_size()) *
-         int32_t(operands_.shape.num_kv_heads);
+  return AttentionWork::max_items(limits_) * int32_t(operands_.shape.num_kv_heads);
 }
 
-int64_t AttentionSplits::head_floats(const AttentionItem& item) const {
+// Floats of a row of the heads that share a KV head.
+int64_t AttentionSplits::row_floats(const AttentionItem& item) const {
   const int64_t head_dim = operands_.shape.head_dim;
   return operands_.shape.heads_per_kv() *
-         (item.partial_row < 0 ? head_dim : int64_t(partial_floats(head_dim)));
+         (item.is_final() ? head_dim : int64_t(partial_floats(head_dim)));
 }
 
-// Floats from one row of a KV head's result to the next.
-int64_t AttentionSplits::row_stride(const StepContext& step, const AttentionItem& item,
-                                    const std::byte* where) const {
-  return where == step.arena() ? head_floats(item) * operands_.shape.num_kv_heads
-                               : head_floats(item);
-}
-
-// Row 0 of the item, of the heads that share `kv_head`.
-float* AttentionSplits::target(const StepContext& step, const AttentionItem& item,
-                               std::byte* where, int64_t first_kv_head, int64_t kv_head) const {
-  const int64_t floats = head_floats(item);
+// Row 0 of the item, of the heads that share `kv_head`, and the floats from one row to the next.
+AttentionSplits::Rows AttentionSplits::rows(const StepContext& step, const AttentionItem& item,
+                                            std::byte* where, int64_t first_kv_head,
+                                            int64_t kv_head) const {
+  const int64_t floats = row_floats(item), num_kv_heads = operands_.shape.num_kv_heads;
   if (where != step.arena()) {
-    return reinterpret_cast<float*>(where) + (kv_head - first_kv_head) * item.num_rows * floats;
+    return {reinterpret_cast<float*>(where) +
+                (kv_head - first_kv_head) * item.num_result_rows() * floats,
+            floats};
   }
-  const bool final = item.partial_row < 0;
-  std::byte* place = step.at_place(final ? rows_place_ : partials_place_);
-  const int64_t row = final ? item.token0 : item.partial_row;
-  return reinterpret_cast<float*>(place) +
-         (row * operands_.shape.num_kv_heads + kv_head) * floats;
+  std::byte* place = step.at_place(item.is_final() ? rows_place_ : partials_place_);
+  const int64_t row = item.is_final() ? item.token0 : item.partial_row;
+  return {reinterpret_cast<float*>(place) + (row * num_kv_heads + kv_head) * floats,
+          floats * num_kv_heads};
 }
 
 const float* AttentionSplits::result(const StepContext& step, int instruction, int item_index,
                                      int row, int64_t kv_head) const {
   const AttentionWork& work = step.attention(operands_.shape_index);
-  const AttentionItem& item = work.item(item_index);
   const int64_t head_tile = kv_head / work.kv_heads_per_tile();
   std::byte* where = step.result(instruction, int(head_tile) * work.num_items() + item_index);
-  return target(step, item, where, head_tile * work.kv_heads_per_tile(), kv_head) +
-         row * row_stride(step, item, where);
+  const Rows found = rows(step, work.item(item_index), where,
+                          head_tile * work.kv_heads_per_tile(), kv_head);
+  return found.first + row * found.stride;
 }
 
 void AttentionSplits::run(TileRun tile) const noexcept {
   const TileRange range = tile_range(tile.step.grid(tile.instruction), tile.tile);
   const AttentionItem& item =
       tile.step.attention(operands_.shape_index).item(range.row0);
-  float* partials = tile.scratch.take<float>(max_row_splits_ * operands_.shape.heads_per_kv() *
-                                             int64_t(partial_floats(operands_.shape.head_dim)));
   for (int64_t kv_head = range.col0; kv_head < range.col1; ++kv_head) {
-    float* out = target(tile.step, item, tile.where, range.col0, kv_head);
-    run_head(tile, item, kv_head, out, row_stride(tile.step, item, tile.where), partials);
+    run_head(tile, item, kv_head, rows(tile.step, item, tile.where, range.col0, kv_head));
   }
 }
 
 void AttentionSplits::run_head(const TileRun& tile, const AttentionItem& item, int64_t kv_head,
-                               float* out, int64_t out_stride, float* partials) const {
+                               Rows out) const {
   const AttentionShape& shape = operands_.shape;
   const StepInput& input = tile.step.input();
   const AttentionArgs args{kv_->layer(operands_.layer),
@@ -96,49 +78,67 @@ void AttentionSplits::run_head(const TileRun& tile, const AttentionItem& item, i
                            operands_.softcap,
                            shape.window,
                            shape.heads_per_kv()};
-  const int64_t heads = shape.heads_per_kv(), partial = int64_t(partial_floats(shape.head_dim));
+  const int64_t heads = shape.heads_per_kv();
   const int32_t* positions = input.positions() + item.token0;
   const RowSource source(tile.step, operands_.q);
   Scratch scratch = tile.scratch;
   const float* q[AttentionWork::kMaxRows];
-  float* to[AttentionWork::kMaxRows];
   for (int i = 0; i < item.num_rows; ++i) {
     const int64_t col0 = kv_head * heads * shape.head_dim;
     q[i] = source.f32(item.token0 + i, col0, col0 + heads * shape.head_dim,
                       scratch.take<float>(heads * shape.head_dim));
   }
-  const bool final = item.partial_row < 0;
-  const int64_t split_stride = item.num_rows * heads * partial;
-  for (int32_t split = item.first_split; split < item.last_split; ++split) {
-    for (int i = 0; i < item.num_rows; ++i) {
-      to[i] = final ? partials + (split - item.first_split) * split_stride + i * heads * partial
-                    : out + i * out_stride;
-    }
+  const auto split_into = [&](int32_t split, float* const* to) {
     attention_split(args, kv_head, split, item.num_rows, positions, q, to);
+  };
+  if (item.is_final()) return merge_splits(item, scratch, out, split_into);
+  float* to[AttentionWork::kMaxRows];
+  for (int32_t split = item.first_split; split < item.last_split; ++split) {
+    const int64_t row0 = (split - item.first_split) * item.num_rows;
+    for (int i = 0; i < item.num_rows; ++i) to[i] = out.first + (row0 + i) * out.stride;
+    split_into(split, to);
   }
-  if (!final) return;
+}
+
+// Runs the splits one after the other and merges them: final rows.
+template <class SplitInto>
+void AttentionSplits::merge_splits(const AttentionItem& item, Scratch scratch, Rows out,
+                                   SplitInto split_into) const {
+  const int64_t head_dim = operands_.shape.head_dim, heads = operands_.shape.heads_per_kv();
+  const auto partial = int64_t(partial_floats(head_dim));
+  float* merged[AttentionWork::kMaxRows];
+  float* next[AttentionWork::kMaxRows];
   for (int i = 0; i < item.num_rows; ++i) {
-    // Only splits that the row itself sees: what its neighbours see must not matter.
-    const SplitRange own = visible_splits(positions[i], shape.window);
-    const float* first =
-        partials + (own.first - item.first_split) * split_stride + i * heads * partial;
+    merged[i] = scratch.take<float>(heads * partial);
+    next[i] = scratch.take<float>(heads * partial);
+  }
+  split_into(item.first_split, merged);
+  for (int32_t split = item.first_split + 1; split < item.last_split; ++split) {
+    split_into(split, next);
+    for (int i = 0; i < item.num_rows; ++i) {
+      for (int64_t h = 0; h < heads; ++h) {
+        attention_merge(next[i] + h * partial, head_dim, merged[i] + h * partial);
+      }
+    }
+  }
+  for (int i = 0; i < item.num_rows; ++i) {
     for (int64_t h = 0; h < heads; ++h) {
-      attention_combine(first + h * partial, own.last - own.first, split_stride, shape.head_dim,
-                        out + i * out_stride + h * shape.head_dim);
+      attention_finish(merged[i] + h * partial, head_dim,
+                       out.first + i * out.stride + h * head_dim);
     }
   }
 }
 
 size_t AttentionSplits::scratch_bytes() const {
-  const AttentionShape& shape = operands_.shape;
-  return Scratch::bytes<float>(max_row_splits_ * shape.heads_per_kv() *
-                               int64_t(partial_floats(shape.head_dim))) +
-         AttentionWork::kMaxRows * Scratch::bytes<float>(shape.heads_per_kv() * shape.head_dim);
+  const int64_t heads = operands_.shape.heads_per_kv(), head_dim = operands_.shape.head_dim;
+  return AttentionWork::kMaxRows *
+         (Scratch::bytes<float>(heads * head_dim) +
+          2 * Scratch::bytes<float>(heads * int64_t(partial_floats(head_dim))));
 }
 
 size_t AttentionSplits::staged_bytes(const ProgramPlan&, const TileGrid& grid) const {
   const AttentionShape& shape = operands_.shape;
-  return size_t(AttentionWork::kMaxRows * grid.cols_per_tile * shape.heads_per_kv()) *
+  return size_t(AttentionWork::kMaxItemPartialRows * grid.cols_per_tile * shape.heads_per_kv()) *
          partial_floats(shape.head_dim) * sizeof(float);
 }
 
@@ -155,9 +155,7 @@ AttentionCombine::AttentionCombine(const StepLimits& limits, int num_threads,
       num_threads_(num_threads),
       operands_(operands),
       splits_(splits),
-      splits_instruction_(splits_instruction),
-      // Only items of one split each are combined here, and those share a place of so many rows.
-      max_splits_(AttentionWork::kMaxPartialRows) {
+      splits_instruction_(splits_instruction) {
   outputs = {output};
 }
 
@@ -176,47 +174,49 @@ void AttentionCombine::run(TileRun tile) const noexcept {
   const AttentionShape& shape = operands_.shape;
   const TileRange range = tile_range(tile.step.grid(tile.instruction), tile.tile);
   const RowTarget out(tile, outputs[0], range);
-  float* partials =
-      tile.scratch.take<float>(max_splits_ * int64_t(partial_floats(shape.head_dim)));
+  float* merged = tile.scratch.take<float>(int64_t(partial_floats(shape.head_dim)));
   for (int row = range.row0; row < range.row1; ++row) {
     for (int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
-      combine_heads(tile.step, row, kv_head, partials,
+      combine_heads(tile.step, row, kv_head, merged,
                     out.f32(row) + kv_head * shape.heads_per_kv() * shape.head_dim);
     }
     out.finish(row);
   }
 }
 
-// The heads that share a KV head, of one row.
+// The heads that share a KV head, of one row; `merged` has room for a partial result.
 void AttentionCombine::combine_heads(const StepContext& step, int row, int64_t kv_head,
-                                     float* partials, float* out) const {
+                                     float* merged, float* out) const {
   const AttentionShape& shape = operands_.shape;
   const AttentionWork& work = step.attention(operands_.shape_index);
   const int64_t heads = shape.heads_per_kv(), partial = int64_t(partial_floats(shape.head_dim));
   const SplitRange own = visible_splits(step.input().positions()[row], shape.window);
-  const int first = work.item_of(row, own.first);
-  const int row_of_item = row - work.item(first).token0;
-  if (work.item(first).partial_row < 0) {
-    const float* final = splits_->result(step, splits_instruction_, first, row_of_item, kv_head);
+  const AttentionWork::Place first = work.place_of(row, own.first);
+  if (work.item(first.item).is_final()) {
+    const float* final =
+        splits_->result(step, splits_instruction_, first.item, first.row, kv_head);
     std::memcpy(out, final, size_t(heads * shape.head_dim) * sizeof(float));
     return;
   }
   for (int64_t h = 0; h < heads; ++h) {
     for (int32_t split = own.first; split < own.last; ++split) {
-      const float* part = splits_->result(step, splits_instruction_, first + (split - own.first),
-                                          row_of_item, kv_head);
-      std::memcpy(partials + (split - own.first) * partial, part + h * partial,
-                  size_t(partial) * sizeof(float));
+      const AttentionWork::Place place = work.place_of(row, split);
+      const float* next = h * partial + splits_->result(step, splits_instruction_, place.item,
+                                                        place.row, kv_head);
+      if (split == own.first) {
+        std::memcpy(merged, next, size_t(partial) * sizeof(float));
+      } else {
+        attention_merge(next, shape.head_dim, merged);
+      }
     }
-    attention_combine(partials, own.last - own.first, partial, shape.head_dim,
-                      out + h * shape.head_dim);
+    attention_finish(merged, shape.head_dim, out + h * shape.head_dim);
   }
 }
 
 size_t AttentionCombine::scratch_bytes() const {
   const AttentionShape& shape = operands_.shape;
   return RowTarget::scratch_bytes(kMaxRowsPerRowTile, shape.num_heads * shape.head_dim) +
-         Scratch::bytes<float>(max_splits_ * int64_t(partial_floats(shape.head_dim)));
+         Scratch::bytes<float>(int64_t(partial_floats(shape.head_dim)));
 }
 
 size_t AttentionCombine::staged_bytes(const ProgramPlan& plan, const TileGrid& grid) const {

@@ -18,9 +18,9 @@ struct AttentionOperands {
   AttentionShape shape;
 };
 
-// Tiles of the step's attention work (attention_work.h). A tile's result, for each of its KV heads
-// and each row: final heads [heads_per_kv, head_dim], or partial ones
-// [heads_per_kv, partial_floats].
+// Tiles of the step's attention work (attention_work.h). A tile's result, for each of its KV heads:
+// final heads [num_rows, heads_per_kv, head_dim], or partial ones
+// [num_splits, num_rows, heads_per_kv, partial_floats].
 class AttentionSplits final : public Instruction {
  public:
   // Final rows go to `rows_place` [num_tokens, num_heads * head_dim], partial ones to
@@ -40,20 +40,23 @@ class AttentionSplits final : public Instruction {
                       int64_t kv_head) const;
 
  private:
-  float* target(const StepContext& step, const AttentionItem& item, std::byte* where,
-                int64_t first_kv_head, int64_t kv_head) const;
-  int64_t row_stride(const StepContext& step, const AttentionItem& item,
-                     const std::byte* where) const;
-  int64_t head_floats(const AttentionItem& item) const;
-  void run_head(const TileRun& tile, const AttentionItem& item, int64_t kv_head, float* out,
-                int64_t out_stride, float* partials) const;
+  struct Rows {
+    float* first;
+    int64_t stride;  // floats from one row to the next
+  };
+  Rows rows(const StepContext& step, const AttentionItem& item, std::byte* where,
+            int64_t first_kv_head, int64_t kv_head) const;
+  int64_t row_floats(const AttentionItem& item) const;
+  void run_head(const TileRun& tile, const AttentionItem& item, int64_t kv_head, Rows out) const;
+  template <class SplitInto>
+  void merge_splits(const AttentionItem& item, Scratch scratch, Rows out,
+                    SplitInto split_into) const;
 
   StepLimits limits_;
   AttentionOperands operands_;
   std::shared_ptr<const KVPool> kv_;
   int rows_place_;
   int partials_place_;
-  int64_t max_row_splits_;
 };
 
 // Combines partial results in the order of the context; gives whole rows.
@@ -70,7 +73,7 @@ class AttentionCombine final : public Instruction {
   int64_t tile_work(const StepContext& step, const TileGrid& grid) const override;
 
  private:
-  void combine_heads(const StepContext& step, int row, int64_t kv_head, float* partials,
+  void combine_heads(const StepContext& step, int row, int64_t kv_head, float* merged,
                      float* out) const;
 
   StepLimits limits_;
@@ -78,7 +81,6 @@ class AttentionCombine final : public Instruction {
   AttentionOperands operands_;
   const AttentionSplits* splits_;
   int splits_instruction_;
-  int64_t max_splits_;
 };
 
 }  // namespace takt

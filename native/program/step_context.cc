@@ -28,7 +28,7 @@ StepContext::StepContext(const ProgramPlan& plan)
       staging_memory_(kStagingBytes * size_t(plan.num_threads)),
       staging_(size_t(plan.num_threads)) {
   for (const AttentionShape& shape : plan.attention_shapes) {
-    attention_.emplace_back(shape, plan.limits, plan.bounds.kv->block_size(), plan.num_threads);
+    attention_.emplace_back(shape, plan.limits, plan.num_threads);
   }
 }
 

@@ -22,8 +22,9 @@ class KVPool:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        bf16: bool,
+        dtype: str,
     ) -> None: ...
+    def block_bytes(self, group: int) -> int: ...
     @property
     def num_layers(self) -> int: ...
 

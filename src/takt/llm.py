@@ -28,6 +28,7 @@ from takt.errors import ConfigError, InvalidRequestError
 from takt.loading.base import Tokenizer
 from takt.server.chat import ChatRenderer
 from takt.server.chat_template import ChatTemplate
+from takt.types.kv import KVCacheSpec
 from takt.types.sampling_params import SamplingParams
 
 Prompt = str | Sequence[int]
@@ -74,6 +75,11 @@ class LLM:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    @property
+    def kv_cache(self) -> KVCacheSpec:
+        """What a block of the KV cache holds, and its bytes."""
+        return self._core.sizes.kv
 
     def generate(
         self,

@@ -78,10 +78,25 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         ({"dtype": "float32"}, KVDtype.F32),
         ({"kv_cache_dtype": "float32"}, KVDtype.F32),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, KVDtype.BF16),
+        ({"kv_cache_dtype": "fp8"}, KVDtype.FP8_E4M3),
+        ({"kv_cache_dtype": "fp8_e4m3"}, KVDtype.FP8_E4M3),
+        ({"kv_cache_dtype": "int8"}, KVDtype.INT8),
     ],
 )
 def test_the_cache_is_bf16_unless_asked(options: dict[str, Any], dtype: KVDtype) -> None:
     assert plan(shape(None), **options).kv.dtype is dtype
+
+
+def test_a_pool_of_half_the_bytes_holds_twice_the_tokens() -> None:
+    pool = {"kv_cache_memory_bytes": 256 << 20}
+    bf16, fp8, int8 = (
+        plan(shape(None), kv_cache_dtype=name, **pool) for name in ("auto", "fp8", "int8")
+    )
+    assert bf16.kv.block_bytes(0) == 2 * fp8.kv.block_bytes(0)
+    # Of a head of 64 int8 there are 66 bytes.
+    assert int8.kv.block_bytes(0) * 64 == fp8.kv.block_bytes(0) * 66
+    assert fp8.num_blocks[0] // 2 == bf16.num_blocks[0]
+    assert int8.num_kv_tokens == int8.kv.block_size * ((256 << 20) // int8.kv.block_bytes(0))
 
 
 def test_limits_hold_the_largest_step() -> None:

@@ -113,17 +113,24 @@ def test_batched_equals_alone(tiny: TinyMaker, backend: str, name: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["llama_tied", "qwen3", "gemma3"])
-def test_bfloat16_cache_errs_by_its_rounding(tiny: TinyMaker, backend: str, name: str) -> None:
-    """A rounded key or value errs by 2^-8 of itself; independent roundings of the two move scores
-    and mixed values by that fraction, which adds up over layers as fp32's roundings do.
+@pytest.mark.parametrize(
+    ("dtype", "error"),
+    [(KVDtype.BF16, 2.0**-8), (KVDtype.FP8_E4M3, 2.0**-4), (KVDtype.INT8, 2.0**-7)],
+)
+def test_a_narrow_cache_errs_by_its_rounding(
+    tiny: TinyMaker, backend: str, name: str, dtype: KVDtype, error: float
+) -> None:
+    """A rounded key or value errs by at most `error` of itself (with int8, of the largest of its
+    head); independent roundings of the two move scores and mixed values by that fraction, which
+    adds up over layers as fp32's roundings do.
     """
     path, reference = tiny(name)
-    model = drive_model(path, backend, dtype="float32", kv_dtype=KVDtype.BF16)
+    model = drive_model(path, backend, dtype="float32", kv_dtype=dtype)
     tokens = random_prompt(60, seed=5)
     expected = log_softmax(reference_logits(reference, tokens))[:-1]
     errors = all_logprobs(model.driver.score(tokens, num_logprobs=VOCAB_SIZE)) - expected
     scale = np.abs(reference_logits(reference, tokens)).max()
-    assert np.abs(errors).max() < 2 * 4 * 2 * model.config.num_layers * 2.0**-8 * scale
+    assert np.abs(errors).max() < 2 * 4 * 2 * model.config.num_layers * error * scale
     assert np.abs(errors).max() > 1e-4  # The cache did round.
 
 

@@ -89,7 +89,7 @@ def score_together(driver: StepDriver, prompts: list[list[int]], seed: int) -> l
 PROMPTS = [tokens_of(count, seed=count) for count in (1, 5, 17, 40, 77, 128)]
 
 
-@pytest.mark.parametrize("kv_dtype", [KVDtype.F32, KVDtype.BF16])
+@pytest.mark.parametrize("kv_dtype", KVDtype)
 def test_alone_equals_batched_equals_chunked(
     make_ops: MakeOps, mixed: RandomModel, kv_dtype: KVDtype
 ) -> None:
@@ -113,7 +113,7 @@ def test_number_of_threads_and_capture_do_not_matter(make_ops: MakeOps, mixed: R
 
 def test_context_of_many_splits_does_not_depend_on_chunks(make_ops: MakeOps) -> None:
     model = RandomModel([RandomLayer(), RandomLayer(window=600)])
-    prompt = tokens_of(1400, seed=2)  # three splits of 512 positions
+    prompt = tokens_of(1400, seed=2)  # several splits of the context
     options = {"max_seq_tokens": 1536, "max_num_seqs": 2, "max_num_tokens": 1400}
 
     def last_rows(driver: StepDriver, sizes: Sequence[int]) -> np.ndarray:
@@ -223,8 +223,9 @@ def test_many_rows_of_one_token(make_ops: MakeOps, mixed: RandomModel) -> None:
     assert [r.token_id for r in again] == [r.token_id for r in results[300:]]
 
 
-def test_block_copies_come_first(make_ops: MakeOps, mixed: RandomModel) -> None:
-    driver = mixed.drive(make_ops(2))
+@pytest.mark.parametrize("kv_dtype", KVDtype)
+def test_block_copies_come_first(make_ops: MakeOps, mixed: RandomModel, kv_dtype: KVDtype) -> None:
+    driver = mixed.drive(make_ops(2), kv_dtype=kv_dtype)
     tokens = tokens_of(20, seed=9)
     row = RowRequest(num_logprobs=VOCAB)
     first, fork = driver.new_sequence(), driver.new_sequence()

@@ -112,7 +112,19 @@ class FakeEngine:
 
     @property
     def info(self) -> EngineReady:
-        return EngineReady(1, self.max_model_len, 260, self.num_kv_tokens, 0, 1, 0.0)
+        return EngineReady(
+            epoch=1,
+            max_model_len=self.max_model_len,
+            vocab_size=260,
+            num_kv_tokens=self.num_kv_tokens,
+            kv_cache_bytes=0,
+            kv_cache_dtype="bfloat16",
+            kv_block_size=16,
+            kv_num_blocks=[self.num_kv_tokens // 16],
+            kv_block_bytes=[0],
+            num_threads=1,
+            load_seconds=0.0,
+        )
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         self.aborted.append((request_id, choice))

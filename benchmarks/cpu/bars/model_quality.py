@@ -13,7 +13,7 @@ MAX_RATIO = 1.01
 
 
 def measure(setting: BenchSetting) -> BarResult:
-    """Runs the perplexity benchmark; its table has a line per model, the ratio in column four."""
+    """Runs the perplexity benchmark; its table has a line per model and type of the KV cache."""
     tokens = str(setting.scaled(8192, 512))
     context = str(setting.scaled(1024, 256))
     command = [sys.executable, str(SCRIPT), setting.model]
@@ -23,6 +23,13 @@ def measure(setting: BenchSetting) -> BarResult:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode not in (0, 1):
         return BarResult.not_measured(f"it ended with {run.returncode}: {run.stderr[-300:]}")
-    rows = [line.split() for line in run.stdout.splitlines()[1:]]
-    figures = [Figure(Path(row[0]).name, float(row[3]), "x fp32", MAX_RATIO) for row in rows]
-    return BarResult(figures, {f"{Path(row[0]).name} perplexity": float(row[1]) for row in rows})
+    # model, KV dtype, perplexity, ratio to fp32, bytes, seconds
+    rows = [line.split() for line in run.stdout.splitlines()[1:-1]]
+    figures = [
+        Figure(Path(row[0]).name, float(row[3]), "x fp32", MAX_RATIO)
+        for row in rows
+        if row[1] == "auto"
+    ]
+    return BarResult(
+        figures, {f"{Path(row[0]).name} perplexity, KV {row[1]}": float(row[2]) for row in rows}
+    )

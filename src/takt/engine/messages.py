@@ -132,6 +132,11 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     num_kv_tokens: int
     kv_cache_bytes: int
+    kv_cache_dtype: str
+    kv_block_size: int
+    kv_num_blocks: list[int]
+    """Of each KV group; likewise the bytes of a block, K and V of all the group's layers."""
+    kv_block_bytes: list[int]
     num_threads: int
     load_seconds: float
     load: LoadSnapshot | None = None

@@ -210,7 +210,9 @@ def _kv_dtype(config: EngineConfig) -> KVDtype:
     asked = config.cache.kv_cache_dtype
     if asked == "auto":
         asked = "float32" if config.model.dtype == "float32" else "bfloat16"
-    return KVDtype.F32 if asked == "float32" else KVDtype.BF16
+    elif asked == "fp8":
+        asked = "fp8_e4m3"
+    return next(dtype for dtype in KVDtype if dtype.label == asked)
 
 
 def _width(group: KVGroupSpec) -> float:

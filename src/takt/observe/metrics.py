@@ -220,6 +220,13 @@ class Metrics:
             [*self._labels, "precision"],
             registry=self.registry,
         )
+        self._cache_info = Gauge(
+            "takt_cache_config_info",
+            "The KV cache of an engine: 1, with its type and sizes as labels. block_bytes are K "
+            "and V of a block of all layers of a KV group; groups are separated by commas.",
+            [*self._labels, "cache_dtype", "block_size", "num_blocks", "block_bytes"],
+            registry=self.registry,
+        )
         by_reason = Gauge(
             "takt_num_requests_waiting_by_reason",
             "Requests that wait, by what they wait for.",
@@ -304,6 +311,14 @@ class Metrics:
     def watch_ledger(self, ledger: Ledger) -> None:
         """Shows the ledger's totals too; whoever reads the metrics settles it before."""
         LedgerMetrics(ledger, self.registry, **self._labels)
+
+    def set_cache(
+        self, dtype: str, block_size: int, num_blocks: Sequence[int], block_bytes: Sequence[int]
+    ) -> None:
+        """The KV cache of a started engine; blocks and their bytes by KV group."""
+        self._cache_info.clear()
+        groups = [",".join(map(str, values)) for values in (num_blocks, block_bytes)]
+        self._cache_info.labels(*self._labels.values(), dtype, block_size, *groups).set(1)
 
     def watch_in_flight(self, count: Callable[[], int]) -> None:
         """Where the number of HTTP requests being answered is read when the metrics are."""

@@ -39,7 +39,8 @@ _WEIGHTS: dict[str, tuple[str, float | None, str]] = {
     "packed": ("packed", None, "packed"),
 }
 _ALIASES = {"bfloat16": "bf16", "float16": "fp16", "fp8_e4m3": "fp8"}
-_KV = {"bf16": 2.0, "fp8": 1.0}
+# int8 has a 16-bit scale per token and head, of 64 elements at the least usual.
+_KV = {"bf16": 2.0, "fp8": 1.0, "int8": 1.0 + 2.0 / 64.0}
 
 WEIGHT_DTYPES = tuple(_WEIGHTS)
 

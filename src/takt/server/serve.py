@@ -144,6 +144,10 @@ class _Service:
             self._client = client
             self._metrics.watch_engine_restarts(lambda: max(client.epoch - 1, 0))
             await client.start()
+        info = client.info
+        self._metrics.set_cache(
+            info.kv_cache_dtype, info.kv_block_size, info.kv_num_blocks, info.kv_block_bytes
+        )
         self._state.model = served_model(text_side, client, self._engine, self._options)
         self._state.phase = Phase.SERVING
         self._metrics.set_engine_info(client.info.precision)
@@ -199,7 +203,8 @@ class _Service:
             info = self._client.info
             self._console.print(
                 f"{model}: context {info.max_model_len} tokens, KV pool "
-                f"{info.num_kv_tokens} tokens ({info.kv_cache_bytes / 2**20:.0f} MiB), "
+                f"{info.num_kv_tokens} tokens ({info.kv_cache_bytes / 2**20:.0f} MiB of "
+                f"{info.kv_cache_dtype}), "
                 f"{info.num_threads} threads, loaded in {info.load_seconds:.1f} s",
                 soft_wrap=True,
                 markup=False,

@@ -15,7 +15,7 @@ from takt.ops.base import AttentionSpec
 from takt.ops.native.program import Capture, EagerProgram, NativeProgram, Recorder
 from takt.ops.native.rope_tables import RopeTables
 from takt.parallel.links import RankLinks
-from takt.types.kv import KVCacheSpec, KVDtype
+from takt.types.kv import KVCacheSpec
 from takt.types.quant import QuantTensor, QuantType
 from takt.types.step import StepLimits
 
@@ -110,7 +110,7 @@ class NativeOps:
                 spec.num_kv_heads,
                 spec.head_dim,
                 spec.block_size,
-                spec.dtype is KVDtype.BF16,
+                spec.dtype.label,
             )
         except ValueError as error:
             raise InvariantError(f"KV cache: {error}") from error

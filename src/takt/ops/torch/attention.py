@@ -10,7 +10,15 @@ import torch
 from takt.ops.base import AttentionSpec
 from takt.types.kv import KVCacheSpec, KVDtype
 
-_TORCH_DTYPE = {KVDtype.BF16: torch.bfloat16, KVDtype.F32: torch.float32}
+# Pools hold what attention reads. fp8 and int8 are held as the fp32 numbers that they stand for:
+# torch indexes no fp8, and an int8 alone means nothing.
+_TORCH_DTYPE = {
+    KVDtype.BF16: torch.bfloat16,
+    KVDtype.F32: torch.float32,
+    KVDtype.FP8_E4M3: torch.float32,
+    KVDtype.INT8: torch.float32,
+}
+_MAX_E4M3 = 448.0
 
 
 class KVPools:
@@ -34,7 +42,7 @@ class KVPools:
         """Writes `[num_tokens, num_kv_heads, head_dim]` of k and v to their slots."""
         blocks, offsets = slots // self.spec.block_size, slots % self.spec.block_size
         for pool, values in zip(self.pools[layer], (k, v), strict=True):
-            pool[blocks, :, offsets] = values.to(pool.dtype)
+            pool[blocks, :, offsets] = rounded(values, self.spec.dtype).to(pool.dtype)
 
     def gather(
         self, layer: int, block_table: torch.Tensor, first: int, last: int
@@ -45,6 +53,19 @@ class KVPools:
         offsets = positions % self.spec.block_size
         k, v = self.pools[layer]
         return k[blocks, :, offsets].float(), v[blocks, :, offsets].float()
+
+
+def rounded(values: torch.Tensor, dtype: KVDtype) -> torch.Tensor:
+    """fp32 `[..., head_dim]` as the cache gives it back, but for bf16's rounding by a cast."""
+    if dtype is KVDtype.FP8_E4M3:
+        return values.clamp(-_MAX_E4M3, _MAX_E4M3).to(torch.float8_e4m3fn).float()
+    if dtype is KVDtype.INT8:
+        # The largest size over 127 as a bf16, rounded up, so that no code is beyond 127.
+        largest = values.abs().amax(dim=-1, keepdim=True) / 127.0
+        scale = ((largest.view(torch.int32) + 0xFFFF) & ~0xFFFF).view(torch.float32)
+        inverse = torch.where(scale > 0.0, 1.0 / scale, 0.0)
+        return (values * inverse).round() * scale
+    return values
 
 
 def rotate(x: torch.Tensor, positions: np.ndarray, attention: AttentionSpec) -> torch.Tensor:
