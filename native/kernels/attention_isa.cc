@@ -26,8 +26,8 @@ constexpr int kMaxBatch = 48;
 constexpr int kMaxGroups = kMaxBatch / kMaxRows;
 // Tiles widened at once: 8 KiB of a head of 64 elements.
 constexpr int kWidenedTiles = 2;
-constexpr int kAhead = 4;
 constexpr int kSplitTiles = int(kSplit / kTile);
+constexpr int kTilesAhead = 4;
 
 static_assert(kSplit % kTile == 0 && kMaxBatch % kMaxRows == 0);
 
@@ -88,32 +88,36 @@ void softmax_all(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t sta
   }
 }
 
-// One group; K and V are widened in registers.
+// One group; K and V are widened in registers. Tiles lie apart in memory, out of the hardware's
+// sight: K is asked for some tiles ahead, and V while K is gone over.
 template <class Type>
 void attend_few(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, int first,
                 int last, Batch* batch) {
   using Element = typename Type::Element;
   auto* copy = reinterpret_cast<Element*>(batch->copy);
   const int64_t head_dim = a.kv.head_dim;
-  const int at_once = tiles.in_place() ? 4 : 1;  // there is room for one copy
+  const int at_once = tiles.in_place() ? kTilesAhead : 1;  // there is room for one copy
   const Element* tile[kSplitTiles];
-  for (int t = first; t < first + kAhead; ++t) tiles.prefetch_key(start + t * kTile);
+  for (int t = first; t < first + kTilesAhead; ++t) tiles.prefetch_key(start + t * kTile);
   for (int t = first; t < last; t += at_once) {
     const int count = least(at_once, last - t);
     for (int i = 0; i < count; ++i) {
       tile[i] = tiles.key(start + (t + i) * kTile, copy);
-      tiles.prefetch_key(start + (t + i + kAhead) * kTile);
+      tiles.prefetch_key(start + (t + i + kTilesAhead) * kTile);
       tiles.prefetch_value(start + (t + i) * kTile);
     }
     score_group<Type>(batch->groups[0], tile, count, head_dim, t * int(kTile));
   }
   softmax_all(a, tiles, start, batch);
-  const int at_once_v = tiles.in_place() ? kSplitTiles : 1;
-  for (int t = first; t < last; t += at_once_v) {
-    const int count = least(at_once_v, last - t);
-    for (int i = 0; i < count; ++i) tile[i] = tiles.value(start + (t + i) * kTile, copy);
-    weigh_group<Type>(batch->groups[0], tile, count, head_dim, t * int(kTile));
+  if (!tiles.in_place()) {
+    for (int t = first; t < last; ++t) {
+      tile[0] = tiles.value(start + t * kTile, copy);
+      weigh_group<Type>(batch->groups[0], tile, 1, head_dim, t * int(kTile));
+    }
+    return;
   }
+  for (int t = first; t < last; ++t) tile[t - first] = tiles.value(start + t * kTile, copy);
+  weigh_group<Type>(batch->groups[0], tile, last - first, head_dim, first * int(kTile));
 }
 
 // F32Tile's layout of a tile of K, and of V.
