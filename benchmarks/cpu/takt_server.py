@@ -51,11 +51,17 @@ class TaktServer:
 
 
 @contextmanager
-def takt_server(model: str, arguments: Sequence[str] = ()) -> Iterator[TaktServer]:
-    """A server with `arguments` besides the model, on a free port. Raises `RuntimeError`."""
+def takt_server(
+    model: str, arguments: Sequence[str] = (), *, script: Path | None = None
+) -> Iterator[TaktServer]:
+    """A server with `arguments` besides the model, on a free port. Raises `RuntimeError`.
+
+    `script` takes the place of `takt` and of the record of steps.
+    """
     with tempfile.TemporaryDirectory() as folder:
         record, log = Path(folder) / "steps.npz", Path(folder) / "log"
-        command = [sys.executable, str(Path(__file__).with_name("recorded_serve.py")), str(record)]
+        recorded = [str(Path(__file__).with_name("recorded_serve.py")), str(record)]
+        command = [sys.executable, *(recorded if script is None else [str(script)])]
         command += ["serve", model, "--port", "0", "--disable-access-log", *arguments]
         with log.open("w") as log_file:
             process = subprocess.Popen(command, stderr=log_file, text=True)

@@ -25,7 +25,9 @@ KeyOption = Annotated[
     str | None,
     typer.Option("--api-key", help="Key of the server; TAKT_API_KEY if not given."),
 ]
-WorstOption = Annotated[int, typer.Option("--worst", min=0, help="Late tokens to show one by one.")]
+WorstOption = Annotated[
+    int, typer.Option("--worst", min=0, max=1024, help="Late tokens to show one by one.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +41,7 @@ def register(app: typer.Typer) -> None:
         worst: WorstOption = 10,
     ) -> None:
         """Show how a running server holds its latency targets, and what made tokens late."""
-        report = fetch(url, api_key or os.environ.get("TAKT_API_KEY"))
+        report = fetch(url, api_key or os.environ.get("TAKT_API_KEY"), worst)
         if as_json:
             sys.stdout.write(json.dumps(report, indent=2) + "\n")
             return
@@ -49,12 +51,12 @@ def register(app: typer.Typer) -> None:
         show(console, report, worst)
 
 
-def fetch(url: str, api_key: str | None) -> dict[str, Any]:
+def fetch(url: str, api_key: str | None, num_worst: int = 10) -> dict[str, Any]:
     """The server's report; raises `ConfigError` for a URL that is none, `TaktError` otherwise."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} does not begin with http:// or https://")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/slo", headers=headers)
+    request = urllib.request.Request(f"{url.rstrip('/')}/slo?worst={num_worst}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             report = json.load(response)

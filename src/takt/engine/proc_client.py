@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import signal
 import sys
@@ -30,6 +31,7 @@ from takt.engine.messages import (
     StepMessage,
     StepStats,
 )
+from takt.engine.placement import Placement, place
 from takt.engine.requests import with_seed
 from takt.engine.streams import Stream, Streams
 from takt.errors import (
@@ -79,6 +81,10 @@ class ProcessEngineClient:
         self._command = command
         options = config.scheduler
         self._gate = Gate(options)
+        num_ranks = getattr(getattr(config, "parallel", None), "num_ranks", 1)
+        self._placement = place(
+            config.model.num_threads, num_ranks, sorted(os.sched_getaffinity(0))
+        )
         self._state = EngineState.STARTING
         self._info: EngineReady | None = None
         self._streams = Streams()
@@ -155,6 +161,11 @@ class ProcessEngineClient:
         return self._info
 
     @property
+    def placement(self) -> Placement | None:
+        """Which CPUs engine and server should have; None if there are too few for both."""
+        return self._placement
+
+    @property
     def engine_pid(self) -> int | None:
         """Of the running process, for diagnosis."""
         return None if self._child is None else self._child.pid
@@ -213,6 +224,7 @@ class ProcessEngineClient:
             directory=self._directory,
             epoch=self._epoch,
             config=self._config,
+            placement=self._placement,
             context=self._context,
             on_event=self._on_event,
             on_exit=self._on_exit,

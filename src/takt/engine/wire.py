@@ -17,6 +17,7 @@ from takt.config import (
     SchedulerOptions,
 )
 from takt.engine.messages import CommandMessage, EngineEvent
+from takt.engine.placement import Placement
 
 
 class LaunchOrder(msgspec.Struct, frozen=True):
@@ -26,6 +27,8 @@ class LaunchOrder(msgspec.Struct, frozen=True):
     parent_pid: int
     log_level: int
     config: dict[str, dict[str, Any]]
+    placement: Placement | None = None
+    """Which CPUs the server leaves to the engine; None where they share all."""
 
 
 def order_path(directory: Path, epoch: int) -> Path:

@@ -20,6 +20,8 @@ NS_PER_SECOND = 1_000_000_000
 LATENCY_BUCKETS_SECONDS = tuple(0.00025 * 2**i for i in range(20))
 """0.25 ms to 131 s, each twice the one before: a tail is seen at every scale."""
 
+MAX_UNSETTLED_STEPS = 4096
+
 TOKEN_BUCKETS = tuple(2**i for i in range(18))
 
 
@@ -132,6 +134,7 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry, model_name: str, engine: str = "0") -> None:
         self.registry = registry
         self._labels = {"model_name": model_name, "engine": engine}
+        self._new_steps: list[StepStats] = []
         seconds = LATENCY_BUCKETS_SECONDS
         h = self._histogram
         self._ttft = h(
@@ -237,18 +240,28 @@ class Metrics:
         self._waiting_turn = by_reason.labels(*self._labels.values(), "turn")
 
     def observe_step(self, stats: StepStats) -> None:
-        self._step_time.observe((stats.update_end_ns - stats.schedule_start_ns) / NS_PER_SECOND)
-        self._step_tokens.observe(stats.num_decode_seqs + stats.num_prefill_tokens)
-        for queue_time_ns in stats.queue_times_ns:
-            self._queue_time.observe(queue_time_ns / NS_PER_SECOND)
-        for counter, amount in (
-            (self._prefix_queries, stats.prefix_cache_queries),
-            (self._prefix_hits, stats.prefix_cache_hits),
-            (self._preemptions, stats.num_preempted),
-            (self._redone_tiles, stats.num_redone_tiles),
-        ):
-            if amount:
-                counter.inc(amount)
+        """Keeps the record until `settle`, or until there are many."""
+        self._new_steps.append(stats)
+        if len(self._new_steps) >= MAX_UNSETTLED_STEPS:
+            self.settle()
+
+    def settle(self) -> None:
+        """Counts the steps that were observed since; to be called before metrics are read."""
+        steps, self._new_steps = self._new_steps, []
+        if not steps:
+            return
+        for stats in steps:
+            self._step_time.observe((stats.update_end_ns - stats.schedule_start_ns) / NS_PER_SECOND)
+            self._step_tokens.observe(stats.num_decode_seqs + stats.num_prefill_tokens)
+            for queue_time_ns in stats.queue_times_ns:
+                self._queue_time.observe(queue_time_ns / NS_PER_SECOND)
+        self._prefix_queries.inc(sum(stats.prefix_cache_queries for stats in steps))
+        self._prefix_hits.inc(sum(stats.prefix_cache_hits for stats in steps))
+        self._preemptions.inc(sum(stats.num_preempted for stats in steps))
+        self._redone_tiles.inc(sum(stats.num_redone_tiles for stats in steps))
+        self._show_state(steps[-1])
+
+    def _show_state(self, stats: StepStats) -> None:
         if stats.load is not None:
             self._model_error.set(stats.load.mean_error)
             self._model_covered.set(stats.load.covered)
@@ -299,6 +312,7 @@ class Metrics:
 
     def set_idle(self) -> None:
         """After an engine's death, or when nobody is being answered: nothing runs or is held."""
+        self.settle()
         for gauge in (
             self._running,
             self._waiting,

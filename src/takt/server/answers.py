@@ -186,11 +186,13 @@ async def _collect(
     try:
         async with (
             abort_on_disconnect(request.receive, generation),
-            aclosing(generation.events()) as events,
+            aclosing(generation.outputs()) as outputs,
         ):
-            async for event in events:
-                add(event)
-                stamps.written(event)
+            async for output in outputs:
+                for event in generation.read(output):
+                    add(event)
+                    stamps.written(event)
+            generation.check_complete()
     except TooLateError:
         stamps.abandoned()
         raise

@@ -40,11 +40,22 @@ class Connection:
     def __init__(self, protocol: HttpToolsProtocol, cycle: RequestResponseCycle) -> None:
         self._protocol = protocol
         self._cycle = cycle
+        self._flow = protocol.flow
+        self._write = protocol.transport.write
 
-    @property
-    def is_write_paused(self) -> bool:
-        """True while the client reads more slowly than we write; a send would then wait."""
-        return self._protocol.flow.write_paused
+    def write_body(self, payload: bytes) -> bool:
+        """A part of a body that goes on, as `send` would write it; False if that would wait.
+
+        The response must have begun. For a client that is gone it goes nowhere.
+        """
+        if self._flow.write_paused:
+            return False
+        cycle = self._cycle
+        if not cycle.disconnected:
+            if cycle.chunked_encoding:
+                payload = b"%x\r\n%b\r\n" % (len(payload), payload)
+            self._write(payload)
+        return True
 
     async def drain(self) -> None:
         """Returns when the client has read on, or is gone."""

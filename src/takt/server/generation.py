@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -68,7 +68,9 @@ class TokenEvent:
 
 
 class Generation:
-    """Runs every prompt of one HTTP request on the engine. `events` may be iterated once.
+    """Runs every prompt of one HTTP request on the engine. `outputs` may be iterated once.
+
+    Each output goes through `read`, and the last one is followed by `check_complete`.
 
     `max_tokens` is the output limit of each prompt; the rest of `sampling` is common to all.
     """
@@ -90,7 +92,7 @@ class Generation:
         self._sampling = sampling
         self._priority = priority
         self._cache_salt = cache_salt
-        self._slo = slo
+        self.slo = slo
         self._eos_token_ids = tokenizer.eos_token_ids
         self.request_id = request_id
         self._gone = False
@@ -119,31 +121,22 @@ class Generation:
         self._first_choice = {run.request_id: r * sampling.n for r, run in enumerate(self.runs)}
 
     def abort(self) -> None:
-        """The client has gone: ends all that runs; `events` then raises `TooLateError`."""
+        """The client has gone: ends all that runs; `check_complete` then raises `TooLateError`."""
         self._gone = True
         for run in self.runs:
             self._engine.abort(run.request_id)
 
-    async def events(self) -> AsyncGenerator[TokenEvent, None]:
-        """Yields one event per token, of all choices interleaved, until each has ended.
-
-        Raises what the engine client raises, and `TooLateError` after `abort`.
-        """
-        if self._gone:
-            raise TooLateError
-        outputs = self._outputs()
-        try:
-            async for output in outputs:
-                for event in self._advance(output):
-                    yield event
-        finally:
-            await outputs.aclose()
+    def check_complete(self) -> None:
+        """Raises `TooLateError` after `abort`, and `EngineDeadError` if a choice has not ended."""
         if self._gone:
             raise TooLateError
         if any(choice.finish_reason is None for choice in self.choices):
             raise EngineDeadError("the engine ended the request before it was finished")
 
-    def _outputs(self) -> _OutputIterator:
+    def outputs(self) -> OutputIterator:
+        """What the engine says of all choices, interleaved; raises what its client raises."""
+        if self._gone:
+            raise TooLateError
         streams = [
             self._engine.generate(
                 AddRequest(
@@ -152,15 +145,16 @@ class Generation:
                     sampling=run.sampling,
                     priority=self._priority,
                     cache_salt=self._cache_salt,
-                    slo_itl_ns=self._slo.itl_ns,
-                    slo_ttft_ns=self._slo.ttft_ns,
+                    slo_itl_ns=self.slo.itl_ns,
+                    slo_ttft_ns=self.slo.ttft_ns,
                 )
             )
             for run in self.runs
         ]
-        return _OutputIterator(streams[0]) if len(streams) == 1 else _MergedOutputs(streams)
+        return OutputIterator(streams[0]) if len(streams) == 1 else _MergedOutputs(streams)
 
-    def _advance(self, output: RequestOutput) -> list[TokenEvent]:
+    def read(self, output: RequestOutput) -> list[TokenEvent]:
+        """One event per token, and one for an end without a token."""
         choice = self.choices[self._first_choice[output.request_id] + output.choice]
         run = choice.run
         if output.num_cached_tokens is not None:
@@ -265,7 +259,7 @@ class Generation:
         }
 
 
-class _OutputIterator:
+class OutputIterator:
     """The outputs of one engine request."""
 
     def __init__(self, stream: AsyncIterator[RequestOutput]) -> None:
@@ -280,7 +274,7 @@ class _OutputIterator:
             await close()
 
 
-class _MergedOutputs(_OutputIterator):
+class _MergedOutputs(OutputIterator):
     """The outputs of several engine requests, as they come; the first error ends all."""
 
     def __init__(self, streams: Sequence[AsyncIterator[RequestOutput]]) -> None:
@@ -296,7 +290,7 @@ class _MergedOutputs(_OutputIterator):
         except Exception as error:
             self._queue.put_nowait(error)
         finally:
-            await _OutputIterator(stream).aclose()
+            await OutputIterator(stream).aclose()
 
     async def _merge(self) -> AsyncIterator[RequestOutput]:
         num_open = len(self._tasks)

@@ -1,4 +1,7 @@
-"""What a server does beside its answers: the ledger's sums and garbage, at quiet moments."""
+"""What a server does beside its answers: sums of metrics and ledger, and garbage, at quiet moments.
+
+The best moment is right behind the tokens of a step: the next ones take a step's time to come.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from takt.engine.garbage import GarbageCollector
 from takt.engine.messages import StepStats
 from takt.server.state import ServerState
 
-TICK_SECONDS = 0.25
+PERIOD_SECONDS = 1.0
 
 
 class Housekeeping:
@@ -18,6 +21,7 @@ class Housekeeping:
         self._state = state
         self._collector = GarbageCollector(state.clock)
         self._timer: asyncio.TimerHandle | None = None
+        self._is_due = False
         self._is_started = False
         self._observe_metrics = state.metrics.observe_step
         self._observe_ledger = state.ledger.observe_step
@@ -39,12 +43,27 @@ class Housekeeping:
         self._observe_metrics(step)
         self._observe_ledger(step)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(PERIOD_SECONDS, self._on_time)
+        elif self._is_due:
+            self._is_due = False
+            # Twice: the tokens' readers, which are woken now, write in the next turn of the loop.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._work)
 
-    def _tick(self) -> None:
-        self._timer = None
-        self._state.ledger.settle()
+    def _on_time(self) -> None:
         if self._state.num_running:
-            self._collector.between_steps()
-        elif self._is_started:
+            self._is_due = True
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(PERIOD_SECONDS, self._on_time)
+            return
+        self._timer = None
+        self._is_due = False
+        self._work()
+        if self._is_started:
             self._collector.when_idle()
+
+    def _work(self) -> None:
+        self._state.metrics.settle()
+        self._state.ledger.settle()
+        self._collector.between_steps()

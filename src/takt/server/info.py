@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 import takt
 from takt.errors import InvalidRequestError
-from takt.observe.ledger.report import report
+from takt.observe.ledger.ledger import NUM_KEPT
+from takt.observe.ledger.report import NUM_WORST, report
 from takt.server.answers import check_num_messages, json_response, read_request
 from takt.server.chat_messages import num_message_chars
 from takt.server.errors import HttpError, unavailable
@@ -122,6 +123,7 @@ async def metrics(request: Request, state: ServerState) -> Response:
     # Aborts are followed by no step that would count again.
     if not state.is_ready or not state.num_in_flight:
         state.metrics.set_idle()
+    state.metrics.settle()
     state.ledger.settle()
     return Response(
         generate_latest(state.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
@@ -129,8 +131,16 @@ async def metrics(request: Request, state: ServerState) -> Response:
 
 
 async def slo(request: Request, state: ServerState) -> Response:
-    """The ledger: how well the targets are held, and why what was late was late."""
-    return json_response(report(state.ledger, state.clock.now_ns()))
+    """The ledger: how well the targets are held, and why what was late was late.
+
+    `?worst=N` gives the N worst gaps and first tokens of those that are held.
+    """
+    worst = request.query_params.get("worst", str(NUM_WORST))
+    if not (worst.isdecimal() and int(worst) <= NUM_KEPT):
+        raise InvalidRequestError(
+            f"worst must be a number from 0 to {NUM_KEPT}, got {worst[:32]!r}", param="worst"
+        )
+    return json_response(report(state.ledger, state.clock.now_ns(), int(worst)))
 
 
 def _tokenize(fields: TokenizeRequest, model: ServedModel) -> list[int]:

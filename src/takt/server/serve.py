@@ -142,6 +142,9 @@ class _Service:
                 max_engine_deaths=self._options.max_engine_deaths,
             )
             self._client = client
+            if client.placement is not None:
+                # Of this thread, and of those that it starts.
+                os.sched_setaffinity(0, client.placement.server)
             self._metrics.watch_engine_restarts(lambda: max(client.epoch - 1, 0))
             await client.start()
         info = client.info

@@ -28,8 +28,9 @@ class RequestStamps:
         self._has_first = False
         self._is_first_in_time = False
         self._add_gap = ledger.gap
-        self._gap_target_ns = ledger.gap_target_ns
-        self._ttft_target_ns = ledger.ttft_target_ns
+        slo = generation.slo
+        self._gap_target_ns = slo.itl_ns or ledger.gap_target_ns
+        self._ttft_target_ns = slo.ttft_ns or ledger.ttft_target_ns
 
     def written(self, event: TokenEvent, blocked_ns: int = 0) -> None:
         """The event has just been handed to the socket (or, if not streamed, has just come).
@@ -91,6 +92,12 @@ class RequestStamps:
             blocked_ns=blocked_ns,
         )
 
+    def cut_off(self, event: TokenEvent, blocked_ns: int) -> None:
+        """The client reads too little to go on: the gap in front of the event has not ended."""
+        if event.choice.first_ns and event.token_id is not None:
+            self._late(event, self.now_ns(), blocked_ns)
+        self.abandoned()
+
     def finished(self) -> None:
         num_gaps = sum(max(choice.num_tokens - 1, 0) for choice in self._generation.choices)
         num_late = sum(choice.num_late_gaps for choice in self._generation.choices)
@@ -101,7 +108,7 @@ class RequestStamps:
         self._end("error")
 
     def abandoned(self) -> None:
-        """The client left, or does not read."""
+        """The client left, or was cut off."""
         self._end("abort")
 
     def _end(self, unfinished_reason: str | None) -> None:

@@ -78,25 +78,23 @@ class EventStream:
                     raise
             except SlowReaderError:
                 logger.warning("a stream was aborted: its client does not read")
-                self._stamps.abandoned()
+                self._stamps.cut_off(*writer.oldest_kept())
                 await writer.abort()
             finally:
                 writer.close()
 
     async def _run(self, writer: _Writer, scope: Scope) -> None:
-        event_bytes = self._format.event
+        event_bytes, read, write = self._format.event, self._generation.read, writer.write
         try:
-            async with aclosing(self._generation.events()) as events:
-                async for event in events:
-                    if not writer.is_started:
-                        await writer.start(
-                            [
-                                (b"content-type", self._format.content_type),
-                                *_HEADERS,
-                                *self._headers,
-                            ]
-                        )
-                    await writer.write(event_bytes(event), event)
+            async with aclosing(self._generation.outputs()) as outputs:
+                async for output in outputs:
+                    for event in read(output):
+                        if not writer.is_started:
+                            await self._start(writer)
+                        write(event_bytes(event), event)
+                    if writer.is_behind:
+                        await writer.send_kept()
+            self._generation.check_complete()
         except (TooLateError, SlowReaderError):
             raise
         except Exception as error:
@@ -112,11 +110,17 @@ class EventStream:
             await writer.finish(self._format.end())
             self._stamps.finished()
 
+    async def _start(self, writer: _Writer) -> None:
+        content_type = (b"content-type", self._format.content_type)
+        await writer.start([content_type, *_HEADERS, *self._headers])
+
 
 class _Writer:
     """Writes events as they come. While the client does not read, it keeps them, up to a limit.
 
-    Events that are kept leave in one write as soon as the socket takes more.
+    Events that are kept leave in one write as soon as the socket takes more. An event goes straight
+    to the connection: the layers of the application have nothing to add to a body, and passing
+    through them cost more than all else that a token needs.
     """
 
     def __init__(
@@ -141,17 +145,35 @@ class _Writer:
         self.is_started = True
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
-    async def write(self, payload: bytes, event: TokenEvent) -> None:
+    def write(self, payload: bytes, event: TokenEvent) -> None:
         connection = self._connection
-        if connection is None or not (connection.is_write_paused or self._flusher is not None):
-            await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+        # Once the flusher runs, all goes through it: the order holds.
+        if connection is not None and self._flusher is None and connection.write_body(payload):
             self._on_written(event, 0)
             return
         if len(self._kept) >= self._max_lag:
             raise SlowReaderError
         self._kept.append((payload, event, self._now_ns()))
-        if self._flusher is None:  # once it runs, all goes through it: the order holds
+        if connection is not None and self._flusher is None:
             self._flusher = asyncio.create_task(self._flush(connection))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are events to be sent by the one who writes: under a server not ours."""
+        return self._connection is None and bool(self._kept)
+
+    async def send_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        payload = b"".join([item[0] for item in kept])
+        await self._send({"type": "http.response.body", "body": payload, "more_body": True})
+        now_ns = self._now_ns()
+        for _, event, since_ns in kept:
+            self._on_written(event, now_ns - since_ns)
+
+    def oldest_kept(self) -> tuple[TokenEvent, int]:
+        """The event that has waited longest for the socket, and for how long."""
+        _, event, since_ns = self._kept[0]
+        return event, self._now_ns() - since_ns
 
     async def finish(self, payload: bytes) -> None:
         if self._flusher is not None:
@@ -174,12 +196,7 @@ class _Writer:
     async def _flush(self, connection: Connection) -> None:
         while self._kept:
             await connection.drain()
-            kept, self._kept = self._kept, []
-            payload = b"".join([item[0] for item in kept])
-            await self._send({"type": "http.response.body", "body": payload, "more_body": True})
-            now_ns = self._now_ns()
-            for _, event, since_ns in kept:
-                self._on_written(event, now_ns - since_ns)
+            await self.send_kept()
         self._flusher = None
 
 

@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-MAX_SWEEPS = 200
-TOLERANCE = 1e-9
+RIDGE = 1e-7
 
 
 class LinearFit:
@@ -46,21 +45,20 @@ class LinearFit:
         return result
 
     def _solve(self) -> None:
-        """Coordinate descent on columns of unit norm, from the last solution on."""
-        norms = np.sqrt(np.maximum(np.diag(self._gram), 1e-300))
-        gram = self._gram / np.outer(norms, norms)
-        target = (self._target / norms).tolist()
-        rows = gram.tolist()
-        solution = (self.coefficients * norms).tolist()
-        used = [j for j in range(len(target)) if rows[j][j] > 0]
-        for _ in range(MAX_SWEEPS):
-            change = 0.0
-            for i in used:
-                row = rows[i]
-                gradient = target[i] - sum(row[j] * solution[j] for j in used)
-                value = max(0.0, solution[i] + gradient / row[i])
-                change = max(change, abs(value - solution[i]))
-                solution[i] = value
-            if change <= TOLERANCE * max(solution, default=1.0):
+        """The least squares of columns of unit norm, less those that would be negative.
+
+        A trace on the diagonal keeps columns apart that have always moved together.
+        """
+        norms = np.sqrt(np.diag(self._gram))
+        used = np.flatnonzero(norms > 0)
+        solution = np.zeros(len(norms))
+        while len(used):
+            scale = norms[used]
+            gram = self._gram[np.ix_(used, used)] / np.outer(scale, scale)
+            gram[np.diag_indices(len(used))] += RIDGE
+            values = np.linalg.solve(gram, self._target[used] / scale) / scale
+            if (values >= 0).all():
+                solution[used] = values
                 break
-        self.coefficients = np.array(solution) / norms
+            used = used[values >= 0]
+        self.coefficients = solution

@@ -16,6 +16,7 @@ NUM_WORST = 10
 def report(ledger: Ledger, now_ns: int, num_worst: int = NUM_WORST) -> dict[str, Any]:
     """All of it since the start, the last windows, and the worst tokens that are still held.
 
+    `written_ns` is on the machine's monotonic clock.
     Times are milliseconds; shares are of 1. `late_ms` is the time of late tokens beyond their base,
     and the shares of the causes are of it.
     """
@@ -117,6 +118,7 @@ def _worst(tokens: Iterable[LateToken], num: int, now_ns: int) -> list[dict[str,
             "request_id": token.request_id,
             "choice": token.choice,
             "token": token.position,
+            "written_ns": token.at_ns,
             "age_seconds": round((now_ns - token.at_ns) / 1e9, 3),
             "ms": round(token.late_ns / 1e6, 3),
             "target_ms": round(token.target_ns / 1e6, 3),

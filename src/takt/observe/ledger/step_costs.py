@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
@@ -54,6 +55,9 @@ _FIELDS = (
     "gc_ns",
     "predicted_ns",
 )
+
+
+_fields_of = attrgetter(*_FIELDS)
 
 
 class StepCosts:
@@ -149,10 +153,8 @@ class StepCosts:
             self._restart(steps_left[0].step_id)
         if not steps_left:
             return
-        columns = {
-            name: np.array([getattr(step, name) for step in steps_left], dtype=np.int64)
-            for name in _FIELDS
-        }
+        rows = np.array([_fields_of(step) for step in steps_left], dtype=np.int64)
+        columns = dict(zip(_FIELDS, np.ascontiguousarray(rows.T), strict=True))
         costs = self._costs(columns)
         size = self._capacity + 1
         ids = np.arange(self._next_id, self._next_id + len(steps_left))

@@ -18,6 +18,7 @@ OUTLIER_RATIO = 1.5
 """Of measured to predicted time: steps beyond it are explained, and not learned from."""
 RELEARN_SHARE = 0.5
 """Of a batch's steps beyond that: then it is the machine that has changed, and all are learned."""
+NUM_RATIOS = 1000
 MAX_BAND = 1.15
 MIN_BAND = 1.02
 
@@ -40,7 +41,7 @@ class OnlineStepTimes:
     def __init__(self) -> None:
         self._decode = LinearFit(3, HALF_LIFE_STEPS)
         self._mixed = LinearFit(5, HALF_LIFE_STEPS)
-        self._ratios: list[float] = []
+        self._ratios = np.ones(0)
         self.band = MAX_BAND
 
     @property
@@ -101,16 +102,16 @@ class OnlineStepTimes:
             fit.add(features[chosen], run_ns[chosen])
 
     def _note_ratios(self, ratios: Floats) -> None:
-        self._ratios = [*self._ratios, *ratios.tolist()][-1000:]
+        self._ratios = np.concatenate([self._ratios, ratios])[-NUM_RATIOS:]
         if len(self._ratios) >= 20:
             self.band = float(np.clip(np.percentile(self._ratios, 95), MIN_BAND, MAX_BAND))
 
     @property
     def error(self) -> float | None:
         """Mean absolute error of the last predictions, relative; None before there were any."""
-        if not self._ratios:
+        if not len(self._ratios):
             return None
-        return float(np.mean(np.abs(1 - 1 / np.array(self._ratios))))
+        return float(np.mean(np.abs(1 - 1 / self._ratios)))
 
 
 def _decode_features(seqs: Floats, kv_tokens: Floats) -> Floats:
