@@ -113,6 +113,12 @@ class Runner:
             SampledToken(request, token_ids[row])
             for request, row in zip(filled.sampled, filled.sampled_rows, strict=True)
         ]
+        logprobs: list[TokenLogprob | None] = [None] * len(sampled)
+        for index, request in enumerate(filled.sampled):
+            num_top = request.sampling.logprobs
+            if num_top is not None:
+                row = filled.sampled_rows[index]
+                logprobs[index] = _logprob(buffer, row, token_ids[row], num_top)
         tokens = StepTokens(
             filled=filled,
             run_start_ns=start_ns,
@@ -121,12 +127,7 @@ class Runner:
             stolen_run_ns=int(header[5]),
             stolen_host_ns=int(header[6]),
             sampled=sampled,
-            logprobs=[
-                None
-                if token.request.sampling.logprobs is None
-                else _logprob(buffer, row, token.token_id, token.request.sampling.logprobs)
-                for token, row in zip(sampled, filled.sampled_rows, strict=True)
-            ],
+            logprobs=logprobs,
         )
         for span in filled.scored:
             num_top = span.request.sampling.prompt_logprobs or 0

@@ -31,11 +31,19 @@ class SteadyDecoder:
         buffer.steady = None
         if is_plain:
             requests = [item.request for item in items]
+            views, num_seqs = buffer.step.views, len(items)
             buffer.steady = SteadyBatch(
                 requests=requests,
                 next_starts=[item.start + 1 for item in items],
                 rows=list(range(len(items))),
                 table_rows=self._blocks.rows(requests),
+                token_ids=views["token_ids"][:num_seqs],
+                counters=(
+                    views["positions"][:num_seqs],
+                    views["seq_lens"][:num_seqs],
+                    views["row_position"][:num_seqs],
+                ),
+                slots=views["slot_mapping"][:, :num_seqs],
             )
 
     def refill(self, scheduled: SchedulerOutput, buffer: StepBuffer) -> FilledStep | None:
@@ -56,22 +64,21 @@ class SteadyDecoder:
         starts = [item.start for item in items]
         if starts != batch.next_starts:
             return None
-        num_seqs, views = len(items), buffer.step.views
         batch.next_starts = [start + 1 for start in starts]
-        views["header"][0] = scheduled.step_id
-        views["token_ids"][:num_seqs] = [item.request.token_ids[item.start] for item in items]
-        views["positions"][:num_seqs] += 1
-        views["seq_lens"][:num_seqs] += 1
-        views["row_position"][:num_seqs] += 1
-        if any(start % self._block_size == 0 for start in starts):
+        buffer.step.views["header"][0] = scheduled.step_id
+        batch.token_ids[:] = [item.request.token_ids[item.start] for item in items]
+        for counter in batch.counters:
+            counter += 1
+        block_size = self._block_size
+        if 0 in [start % block_size for start in starts]:
             rows = batch.table_rows
             self._blocks.fill(buffer, rows, rows, max(starts) + 1)
         else:
-            views["slot_mapping"][:, :num_seqs] += 1
+            batch.slots += 1
         num_kv_tokens = sum(batch.next_starts)
         return FilledStep(
             scheduled,
-            num_rows=num_seqs,
+            num_rows=len(items),
             sampled=batch.requests,
             sampled_rows=batch.rows,
             num_kv_tokens_read=num_kv_tokens,

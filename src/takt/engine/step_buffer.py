@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,11 @@ class SteadyBatch:
     """Where each goes on if it is scheduled again."""
     rows: list[int]
     table_rows: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int32]
+    """Its part of the step's input, as are those below: slices take longer to make than to fill."""
+    counters: tuple[npt.NDArray[Any], ...]
+    """Fields that grow by one: positions, lengths, positions of the rows."""
+    slots: npt.NDArray[np.int64]
 
 
 class StepBuffer:
