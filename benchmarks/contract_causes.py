@@ -38,6 +38,7 @@ STREAMS = 3
 OUTPUT_TOKENS = 1500
 PROMPT_TOKENS = 1800
 STOPPED_SECONDS = 6.0
+STOPPED_CHOICES = 4
 CAUSES = ("prefill_interference", "stolen_cpu", "garbage_collection", "slow_client")
 SCRIPT = Path(__file__).with_name("littering_engine.py")
 ARGUMENTS = ("--scheduling-policy", "fcfs", "--max-num-batched-tokens", "2048")
@@ -45,7 +46,10 @@ ARGUMENTS = ("--scheduling-policy", "fcfs", "--max-num-batched-tokens", "2048")
 
 @dataclass(slots=True)
 class Stretch:
-    """Time in which one cause was planted, for all streams or for one request's."""
+    """Time in which one cause was planted, for all streams or for one request's.
+
+    A moment, in which it begins and ends, makes the one gap late that it lies in.
+    """
 
     cause: str
     begin_ns: int
@@ -70,8 +74,12 @@ class Plants:
         """The cause planted in most of a gap, if in half of it."""
         best, most = None, (end_ns - begin_ns) / 2
         for s in self.stretches:
+            if s.request_id not in (None, request_id):
+                continue
+            if s.begin_ns == s.end_ns and begin_ns <= s.begin_ns <= end_ns:
+                return s.cause
             overlap = min(end_ns, s.end_ns) - max(begin_ns, s.begin_ns)
-            if overlap > most and s.request_id in (None, request_id):
+            if overlap > most:
                 best, most = s.cause, overlap
         return best
 
@@ -154,17 +162,23 @@ def plant_collections(flag: Path, plants: Plants, seconds: float) -> None:
 
 
 def plant_stopped_client(url: str, plants: Plants, times: int) -> None:
-    """Its events are large, so that the kernel's buffers are full within a second."""
+    """Its events are large, so that the kernel's buffers are full within some seconds.
+
+    What comes until then is written in time; late is the token that waits until it reads again.
+    """
     for _ in range(times):
-        connection = start_stream(url, [5, 6], OUTPUT_TOKENS, receive_buffer=4096, logprobs=20)
-        head = connection.recv(4096)
-        with plants.stretch("slow_client") as planted:
-            while b'"id":"' not in head:
-                head += connection.recv(4096)
-            planted.request_id = head.split(b'"id":"')[1].split(b'"')[0].decode()
-            time.sleep(STOPPED_SECONDS)
-            connection.recv(1 << 20)
-            time.sleep(0.2)
+        connection = start_stream(
+            url, [5, 6], OUTPUT_TOKENS, receive_buffer=4096, logprobs=20, n=STOPPED_CHOICES
+        )
+        head = b""
+        while b'"id":"' not in head:
+            head += connection.recv(4096)
+        request_id = head.split(b'"id":"')[1].split(b'"')[0].decode()
+        time.sleep(STOPPED_SECONDS)
+        again_ns = time.monotonic_ns()
+        plants.stretches.append(Stretch("slow_client", again_ns, again_ns, request_id))
+        while time.monotonic_ns() < again_ns + 500_000_000 and connection.recv(1 << 20):
+            pass
         connection.close()
 
 
