@@ -1,6 +1,6 @@
 """Whether the ledger names what made tokens late: causes are planted in a real server, one by one.
 
-    python -m benchmarks.contract_causes [--quick] [--model smollm2-135m]
+    python -m benchmarks.contract_causes [CAUSE ...] [--quick] [--model smollm2-135m]
 
 Some streams decode all the time. Beside them come long prompts (under fcfs with a large budget), a
 busy process on one of the CPUs, forced collections in the engine, and a client that stops reading.
@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,7 +217,7 @@ class Score:
         return 100 * self.pairs.get((cause, cause), 0) / named if named else 0.0
 
 
-def measure(setting: BenchSetting) -> BarResult:
+def measure(setting: BenchSetting, causes: Sequence[str] = CAUSES) -> BarResult:
     """Each cause has a server of its own, so that the ring of late gaps holds no other's."""
     score = Score()
     rng = np.random.default_rng(1)
@@ -226,7 +226,7 @@ def measure(setting: BenchSetting) -> BarResult:
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "litter"
         os.environ["TAKT_LITTER"] = str(flag)
-        for cause in CAUSES:
+        for cause in causes:
             plants = Plants()
             with takt_server(setting.model, ARGUMENTS, script=SCRIPT) as server:
                 _warm_up(server, rng)
@@ -244,7 +244,7 @@ def measure(setting: BenchSetting) -> BarResult:
             details[f"{cause}: late gaps"] = report["late_gaps"]["num"]
             details[f"{cause}: unexplained %"] = 100 * report["late_gaps"]["unexplained_share"]
     figures = []
-    for cause in CAUSES:
+    for cause in causes:
         figures.append(Figure(f"{cause}: recall", score.recall(cause), "%", 90, is_floor=True))
         name = f"{cause}: precision"
         figures.append(Figure(name, score.precision(cause), "%", 90, is_floor=True))
@@ -270,10 +270,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    parser.add_argument("causes", nargs="*", metavar="CAUSE", help=f"of {', '.join(CAUSES)}")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--quick", action="store_true", help="few plants: no verdict to rely on")
     options = parser.parse_args()
-    result = measure(BenchSetting(options.model, options.quick, ""))
+    if unknown := set(options.causes) - set(CAUSES):
+        parser.error(f"no such cause: {', '.join(unknown)}")
+    setting = BenchSetting(options.model, options.quick, "")
+    result = measure(setting, options.causes or CAUSES)
     table = Table("figure", "measured", "bar", "verdict")
     for figure in result.figures:
         sign = ">=" if figure.is_floor else "<="
