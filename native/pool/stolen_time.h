@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -18,20 +19,27 @@ namespace takt {
 // One thread's voluntary sleep inside runs; written by it, read by the caller of the run.
 class SleepTime {
  public:
-  void begin(int64_t now) { since_ns_.store(now, std::memory_order_relaxed); }
+  // Asks to be woken after `limit` ns at the latest: what follows is no sleep, but a lack of a CPU.
+  void begin(int64_t now, int64_t limit) {
+    limit_ns_.store(limit, std::memory_order_relaxed);
+    since_ns_.store(now, std::memory_order_relaxed);
+  }
   void end(int64_t now) {
-    total_ns_.fetch_add(now - since_ns_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+    total_ns_.store(total(now), std::memory_order_relaxed);
     since_ns_.store(0, std::memory_order_relaxed);
   }
   // Up to `now`, a sleep in progress counted. Off by one sleep if it ends at this very moment.
   int64_t total(int64_t now) const {
     const int64_t since = since_ns_.load(std::memory_order_relaxed);
-    return total_ns_.load(std::memory_order_relaxed) + (since > 0 ? now - since : 0);
+    const int64_t limit = limit_ns_.load(std::memory_order_relaxed);
+    return total_ns_.load(std::memory_order_relaxed) +
+           (since > 0 ? std::min(now - since, limit) : 0);
   }
 
  private:
   std::atomic<int64_t> total_ns_{0};
   std::atomic<int64_t> since_ns_{0};
+  std::atomic<int64_t> limit_ns_{0};
 };
 
 class StolenTime {

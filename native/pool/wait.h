@@ -57,7 +57,7 @@ class PoolWait {
     state_.num_sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = state_.progress.load(std::memory_order_seq_cst);
     if (!ready()) {
-      slept_.begin(now_ns());
+      slept_.begin(now_ns(), timeout_ns);
       futex_wait(state_.progress, seen, timeout_ns);
       slept_.end(now_ns());
     }

@@ -17,7 +17,7 @@ constexpr int64_t kMs = 1'000'000;
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 void nap(SleepTime& sleep, int ms) {
-  sleep.begin(now_ns());
+  sleep.begin(now_ns(), 1000 * kMs);
   sleep_ms(ms);
   sleep.end(now_ns());
 }
@@ -72,10 +72,21 @@ void sleep_in_progress() {
   const int64_t before = now_ns();
   stolen.begin(now_ns());
   const int64_t asleep = now_ns();
-  stolen.sleep(0).begin(asleep);
+  stolen.sleep(0).begin(asleep, 1000 * kMs);
   sleep_ms(20);
   stolen.end(now_ns());
   CHECK(stolen.in_run_ns() <= asleep - before);
+}
+
+// Whoever asked for 5 ms and comes back after 20 had no CPU for 15.
+void sleep_beyond_its_limit() {
+  StolenTime stolen(1);
+  stolen.begin(now_ns());
+  stolen.sleep(0).begin(now_ns(), 5 * kMs);
+  sleep_ms(20);
+  stolen.sleep(0).end(now_ns());
+  stolen.end(now_ns());
+  CHECK(stolen.in_run_ns() >= 14 * kMs);
 }
 
 }  // namespace
@@ -87,5 +98,6 @@ int main() {
   absence_between_runs();
   absence_of_another();
   sleep_in_progress();
+  sleep_beyond_its_limit();
   std::puts("ok");
 }
