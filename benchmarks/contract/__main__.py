@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.contract.bars import (
+    causes,
     goodput,
     mixed_load,
     overload,
@@ -34,6 +35,7 @@ from takt.bench.results import machine_name
 ROOT = Path(__file__).parent.parent.parent
 
 BARS: dict[str, tuple[str, Callable[[Session], BarResult]]] = {
+    "causes": ("causes of late gaps", causes.measure),
     "scheduler": ("schedule and update at 256 running", scheduler_cost.measure),
     "prediction": ("step-time prediction, 70 % of capacity", prediction.measure),
     "mixed": ("mixed load at 70 % of capacity", mixed_load.measure),

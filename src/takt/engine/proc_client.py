@@ -81,7 +81,7 @@ class ProcessEngineClient:
         self._command = command
         options = config.scheduler
         self._gate = Gate(options)
-        num_ranks = getattr(getattr(config, "parallel", None), "num_ranks", 1)
+        num_ranks = config.parallel.num_ranks
         self._placement = place(
             config.model.num_threads, num_ranks, sorted(os.sched_getaffinity(0))
         )

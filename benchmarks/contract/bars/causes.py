@@ -1,0 +1,11 @@
+"""Late gaps: planted causes are named, and little is left unexplained."""
+
+from __future__ import annotations
+
+from benchmarks import contract_causes
+from benchmarks.contract.session import Session
+from benchmarks.cpu.bar import BarResult, BenchSetting
+
+
+def measure(session: Session) -> BarResult:
+    return contract_causes.measure(BenchSetting(session.model, session.is_quick, ""))
