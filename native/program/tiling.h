@@ -28,6 +28,6 @@ int32_t most_tiles(int64_t max_rows, GridOf grid_of) {
 
 // Rows of a product's tile, at most: with q8 rows of 2,000 elements a block of them fits a 128 KiB
 // half of L2 while panels of weights stream past.
-inline constexpr int32_t kMaxProductRows = 64;
+inline constexpr int32_t kMaxProductRows = 256;
 
 }  // namespace takt
