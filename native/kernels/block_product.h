@@ -48,6 +48,13 @@ struct Chunk {
   }
 };
 
+struct PlainDot {
+  template <int kBits, int kZero, int kVectors>
+  TAKT_INLINE static I32x16 of(const Bytes64* q, const int8_t* x, const int16_t* sum) {
+    return dot<kBits, kZero, kVectors>(q, x, sum);
+  }
+};
+
 // Adds a chunk's groups to the sums of kRows rows in `tile`. While the first rows pass, the groups
 // at `ahead` are asked for; null: none.
 template <QuantType kType, int kRows>
@@ -67,7 +74,7 @@ TAKT_INLINE void add_chunk_rows(const Chunk& chunk, int64_t first_group, int num
     const GroupScales w = chunk.scales<kType>(g);
 #pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-      acc[i] = add_group<kType, 1>(acc[i], q, w, rows[i], at, first_group + g);
+      acc[i] = add_group<kType, PlainDot>(acc[i], q, w, rows[i], at, first_group + g);
     }
   }
 #pragma GCC unroll 16

@@ -6,10 +6,11 @@
 //   I32x16   to_f32
 //   Bytes64  64 bytes q of a panel (panel.h); load_bytes, store_bytes
 //   unpack<bits>(from, q)       the 8 vectors of a group
-//   dot<bits, zero, n, chains>(q, x, sum)
+//   dot<bits, zero, n>(q, x, sum)
 //            of n vectors with 4 n activations: sum of (q - zero) * x for each row, exact;
-//            `sum` holds the activations' sums over 16, one for each 4 vectors; a lone row asks for
-//            two chains of products, so that it does not wait for each
+//            `sum` holds the activations' sums over 16, one for each 4 vectors
+//   unpack_raised, dot_raised
+//            the same in two steps that fit each other, for q that are used once
 #pragma once
 
 #define TAKT_INLINE [[gnu::always_inline]] inline

@@ -135,7 +135,7 @@ TAKT_INLINE __m256i broadcast_4_bytes(const void* p) {
 // added in 16 bits while 2 n (2^bits - 1) 127 <= 32767: n = 8 for 4 bits (30480), 4 for 5 bits
 // (31496), 2 for 6 bits (32004). 8 bits would saturate at once; there the sign moves from the
 // weight q - 128 to x, and 2 * 128 * 127 = 32512 fits.
-template <int kBits, int kZero, int kVectors, int kChains>
+template <int kBits, int kZero, int kVectors>
 TAKT_INLINE I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
   static_assert(kBits < 8 || kZero == 128);
   constexpr int kRun = kBits == 4 ? 8 : kBits == 5 ? 4 : kBits == 6 ? 2 : 1;
@@ -170,6 +170,15 @@ TAKT_INLINE I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
     }
   }
   return out;
+}
+
+template <int kBits>
+TAKT_INLINE void unpack_raised(const std::byte* from, Bytes64* q) {
+  unpack<kBits>(from, q);
+}
+template <int kBits, int kZero, int kVectors>
+TAKT_INLINE I32x16 dot_raised(const Bytes64* q, const int8_t* x, const int16_t* sum) {
+  return dot<kBits, kZero, kVectors>(q, x, sum);
 }
 
 }  // namespace takt::TAKT_ISA

@@ -115,7 +115,7 @@ template <int kBits>
   }
 }
 
-template <int kBits, int kZero, int kVectors, int kChains>
+template <int kBits, int kZero, int kVectors>
 [[gnu::noinline]] I32x16 dot(const Bytes64* q, const int8_t* x, const int16_t* sum) {
   int32_t correction = 0;
   for (int s = 0; s < kVectors / 4; ++s) correction -= kZero * sum[s];
@@ -128,6 +128,15 @@ template <int kBits, int kZero, int kVectors, int kChains>
     out.lane[r] = products;
   }
   return out;
+}
+
+template <int kBits>
+TAKT_INLINE void unpack_raised(const std::byte* from, Bytes64* q) {
+  unpack<kBits>(from, q);
+}
+template <int kBits, int kZero, int kVectors>
+TAKT_INLINE I32x16 dot_raised(const Bytes64* q, const int8_t* x, const int16_t* sum) {
+  return dot<kBits, kZero, kVectors>(q, x, sum);
 }
 
 }  // namespace takt::TAKT_ISA

@@ -55,7 +55,7 @@ struct PassRows {
 
 // A few rows times one panel.
 void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte* panel,
-                  int64_t cols, const PassRows& pass, float* tile) {
+                  int64_t cols, const PassRows& pass, const ReadAhead& ahead, float* tile) {
   const StreamProduct* stream = kernels.stream[int(type)];
   for (int i = 0; i < pass.num; i += kMaxStreamRows) {
     const int used = std::min(pass.num - i, kMaxStreamRows);
@@ -64,14 +64,14 @@ void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte*
     int size = used;
     while (stream[size] == nullptr) ++size;  // filled up with a repeated row
     alignas(64) float sums[kMaxStreamRows * kPanelRows];
-    stream[size](panel, cols, filled, sums);
+    stream[size](panel, cols, filled, ahead, sums);
     std::copy_n(sums, used * kPanelRows, tile + i * kPanelRows);
   }
 }
 
 // The rows times a block of panels.
 void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, const PassRows& pass,
-                     float* tiles) {
+                     const ReadAhead& ahead, float* tiles) {
   static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
   const LinearKernels& kernels = *kTables[isa_index()];
   if (pass.num <= kMaxStreamRows || panel_spec(type).is_float()) {
@@ -81,7 +81,7 @@ void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, con
       if (panel_spec(type).is_float()) {
         multiply_float_panel(type, panel, cols, pass.rows, pass.num, tile);
       } else {
-        stream_panel(kernels, type, panel, cols, pass, tile);
+        stream_panel(kernels, type, panel, cols, pass, ahead, tile);
       }
     }
     return;
@@ -97,7 +97,8 @@ void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, con
 
 // Rows [begin, end) of x times one part's rows [first, last).
 void multiply_part(const PackedMatrix& w, const PackedPart& part, int64_t first, int64_t last,
-                   const ActivationRows& x, int begin, int end, Output out) {
+                   const ActivationRows& x, int begin, int end, const ReadAhead& ahead,
+                   Output out) {
   const PassRows pass(x, part.type, begin, end);
   const int64_t end_panel = (last + kPanelRows - 1) / kPanelRows;
   alignas(64) float tiles[kBlockPanels * kPassRows * kPanelRows];
@@ -105,7 +106,7 @@ void multiply_part(const PackedMatrix& w, const PackedPart& part, int64_t first,
   for (int64_t panel = first / kPanelRows; panel < end_panel; panel += kBlockPanels) {
     const int num_panels = int(std::min<int64_t>(kBlockPanels, end_panel - panel));
     multiply_panels(part.type, {w.panel(part, panel), part.panel_bytes, num_panels}, w.cols(), pass,
-                    tiles);
+                    ahead, tiles);
     for (int p = 0; p < num_panels; ++p) {
       const int64_t panel_first = (panel + p) * kPanelRows;
       const int lane_first = int(std::max(first - panel_first, int64_t{0}));
@@ -121,15 +122,18 @@ void multiply_part(const PackedMatrix& w, const PackedPart& part, int64_t first,
 }  // namespace
 
 void linear(const PackedWeight& weight, int64_t n0, int64_t n1, const ActivationRows& x, float* out,
-            int64_t out_stride) {
+            int64_t out_stride, const std::byte* next) {
   const auto& w = static_cast<const PackedMatrix&>(weight);
+  const std::span<const std::byte> memory = w.memory_of_rows(n0, n1);
+  const std::byte* end_of_memory = memory.data() + memory.size();
+  const ReadAhead ahead = {end_of_memory, next == nullptr ? end_of_memory : next};
   for (int begin = 0; begin < x.m; begin += kPassRows) {
     const int end = std::min(begin + kPassRows, x.m);
     for (const PackedPart& part : w.parts()) {
       const int64_t first = std::max(n0 - part.first_row, int64_t{0});
       const int64_t last = std::min(n1 - part.first_row, part.rows);
       if (first >= last) continue;
-      multiply_part(w, part, first, last, x, begin, end,
+      multiply_part(w, part, first, last, x, begin, end, ahead,
                     {out + (part.first_row + first - n0), out_stride});
     }
   }

@@ -40,6 +40,8 @@ class PackedWeight {
   virtual bool needs_f32() const = 0;  // some part takes f32 rows, or bf16 ones made of them
   virtual bool needs_bf16() const = 0;  // some part takes bf16 rows
   virtual size_t bytes() const = 0;    // memory it holds
+  // Where a product with rows [n0, n1) reads, in this order.
+  virtual std::span<const std::byte> memory_of_rows(int64_t n0, int64_t n1) const = 0;
 };
 
 // Packs with `num_threads` threads, converting row by row: no matrix ever exists in f32. `bias` has
@@ -58,11 +60,14 @@ struct ActivationRows {
   int m;
 };
 
+// Products of few rows ask for weights well before they use them; `next` is where the calling thread
+// reads on after the last of these, null if that is not known.
+//
 // out[i * out_stride + (n - n0)] = sum_k x[i][k] * w[n][k] + bias[n] for n in [n0, n1), i < m.
 // n0 is a multiple of 16. The value of an element does not depend on n0, n1, m or i: group sums are
 // exact integers and are added in the order of K, whatever the blocking.
 void linear(const PackedWeight& w, int64_t n0, int64_t n1, const ActivationRows& x, float* out,
-            int64_t out_stride);
+            int64_t out_stride, const std::byte* next = nullptr);
 
 // out[k] = w[row][k] * scale, dequantised; out has cols() floats.
 void embed_row(const PackedWeight& w, int64_t row, float scale, float* out);

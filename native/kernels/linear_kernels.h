@@ -15,10 +15,18 @@ inline constexpr int kMaxStreamRows = 4;
 
 inline constexpr int kBlockPanels = 4;
 
+// Where a thread reads on: to `end`, then from `next`.
+struct ReadAhead {
+  const std::byte* end;
+  const std::byte* next;
+
+  const std::byte* from(const std::byte* at) const { return at < end ? at : next + (at - end); }
+};
+
 // Product of one panel with rows of x, each the start of a q8 row (activation.h): tile[i * 16 + r] is
 // row i of x times row r of the panel.
 using StreamProduct = void (*)(const std::byte* panel, int64_t cols, const std::byte* const* rows,
-                               float* tile);
+                               const ReadAhead& ahead, float* tile);
 
 // Panels one after the other in memory, at most kBlockPanels.
 struct PanelBlock {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kernels/linear.h"
@@ -51,6 +52,12 @@ class PackedMatrix final : public PackedWeight {
   }
   size_t bytes() const override { return bytes_ + bias_.size() * sizeof(float); }
 
+  std::span<const std::byte> memory_of_rows(int64_t n0, int64_t n1) const override {
+    const std::byte* first = panel_of_row(n0).data();
+    const std::span<const std::byte> last = panel_of_row(n1 - 1);
+    return {first, last.data() + last.size()};
+  }
+
   const std::vector<PackedPart>& parts() const { return parts_; }
   const std::byte* panel(const PackedPart& part, int64_t index) const {
     return memory_.get() + part.offset + size_t(index) * part.panel_bytes;
@@ -58,6 +65,12 @@ class PackedMatrix final : public PackedWeight {
   const float* bias() const { return bias_.empty() ? nullptr : bias_.data(); }
 
  private:
+  std::span<const std::byte> panel_of_row(int64_t row) const {
+    const PackedPart* part = &parts_.front();
+    while (row >= part->first_row + part->rows) ++part;
+    return {panel(*part, (row - part->first_row) / kPanelRows), part->panel_bytes};
+  }
+
   template <class Wanted>
   bool has_part(Wanted wanted) const {
     for (const PackedPart& part : parts_) {

@@ -10,6 +10,7 @@
 #pragma once
 #include "kernels/activation.h"
 #include "kernels/lanes.h"
+#include "kernels/linear_kernels.h"
 #include "kernels/panel.h"
 
 namespace takt::TAKT_ISA {
@@ -63,6 +64,24 @@ class GroupStream {
 
   // Unpacks group number `group`: each call takes the next.
   TAKT_INLINE GroupScales next(int64_t group, Bytes64* q) {
+    const GroupScales w = next_scales(group);
+    unpack<kSpec.bits>(at_, q);
+    at_ += kVectorBytes * kSpec.bits;
+    return w;
+  }
+  // The same for dot_raised.
+  TAKT_INLINE GroupScales next_raised(int64_t group, Bytes64* q) {
+    const GroupScales w = next_scales(group);
+    unpack_raised<kSpec.bits>(at_, q);
+    at_ += kVectorBytes * kSpec.bits;
+    return w;
+  }
+
+  // Where the next group lies.
+  const std::byte* at() const { return at_; }
+
+ private:
+  TAKT_INLINE GroupScales next_scales(int64_t group) {
     if constexpr (kSpec.is_super()) {
       if (group % kSpec.groups_per_block() == 0) {
         d_ = load_f16(at_);
@@ -71,15 +90,10 @@ class GroupStream {
       }
     }
     const GroupScales w = load_scales<kSpec.scales>(at_, d_, dmin_);
-    unpack<kSpec.bits>(at_ + kSpec.group_scale_bytes(), q);
-    at_ += kSpec.group_bytes();
+    at_ += kSpec.group_scale_bytes();
     return w;
   }
 
-  // Where the next group lies.
-  const std::byte* at() const { return at_; }
-
- private:
   const std::byte* at_;
   F32x16 d_;
   F32x16 dmin_;
@@ -104,8 +118,16 @@ TAKT_INLINE float load_float(const std::byte* p) {
   return out;
 }
 
+// The dot product of add_group for a group whose q came from unpack_raised.
+struct RaisedDot {
+  template <int kBits, int kZero, int kVectors>
+  TAKT_INLINE static I32x16 of(const Bytes64* q, const int8_t* x, const int16_t* sum) {
+    return dot_raised<kBits, kZero, kVectors>(q, x, sum);
+  }
+};
+
 // acc plus what a group adds to it.
-template <QuantType kType, int kChains>
+template <QuantType kType, class Dot>
 TAKT_INLINE F32x16 add_group(F32x16 acc, const Bytes64* q, const GroupScales& w,
                              const std::byte* row, const Q8Offsets& at, int64_t group) {
   constexpr PanelSpec kSpec = panel_spec(kType);
@@ -113,13 +135,13 @@ TAKT_INLINE F32x16 add_group(F32x16 acc, const Bytes64* q, const GroupScales& w,
   const int16_t* sum = reinterpret_cast<const int16_t*>(row + at.sum + 4 * group);
   const F32x16 scale_x = broadcast(load_float(row + at.scale + 4 * group));
   if constexpr (kSpec.scales == Scales::kSuperHalf) {
-    const F32x16 low = to_f32(dot<kSpec.bits, kSpec.zero, 4, kChains>(q, x, sum));
+    const F32x16 low = to_f32(Dot::template of<kSpec.bits, kSpec.zero, 4>(q, x, sum));
     const F32x16 high =
-        to_f32(dot<kSpec.bits, kSpec.zero, 4, kChains>(q + 4, x + kHalfGroup, sum + 1));
+        to_f32(Dot::template of<kSpec.bits, kSpec.zero, 4>(q + 4, x + kHalfGroup, sum + 1));
     acc = fma(mul(w.scale, scale_x), low, acc);
     return fma(mul(w.scale_high, scale_x), high, acc);
   } else {
-    const F32x16 isum = to_f32(dot<kSpec.bits, kSpec.zero, 8, kChains>(q, x, sum));
+    const F32x16 isum = to_f32(Dot::template of<kSpec.bits, kSpec.zero, 8>(q, x, sum));
     acc = fma(mul(w.scale, scale_x), isum, acc);
     if constexpr (!kSpec.has_min()) return acc;
     return fma(w.min, broadcast(load_float(row + at.scaled_sum + 4 * group)), acc);
@@ -128,17 +150,17 @@ TAKT_INLINE F32x16 add_group(F32x16 acc, const Bytes64* q, const GroupScales& w,
 
 template <QuantType kType, int kRows>
 void quant_product(const std::byte* panel, int64_t cols, const std::byte* const* rows,
-                   float* tile) {
+                   const ReadAhead& ahead, float* tile) {
   const Q8Offsets at = q8_offsets(cols);
   F32x16 acc[kRows];
   for (int i = 0; i < kRows; ++i) acc[i] = zero_f32();
   GroupStream<kType> stream(panel);
   for (int64_t group = 0; group < cols / kGroup; ++group) {
-    prefetch_group<kType>(stream.at() + kPrefetchBytes);
+    prefetch_group<kType>(ahead.from(stream.at() + kPrefetchBytes));
     Bytes64 q[8];
-    const GroupScales w = stream.next(group, q);
+    const GroupScales w = stream.next_raised(group, q);
     for (int i = 0; i < kRows; ++i) {
-      acc[i] = add_group<kType, kRows == 1 ? 2 : 1>(acc[i], q, w, rows[i], at, group);
+      acc[i] = add_group<kType, RaisedDot>(acc[i], q, w, rows[i], at, group);
     }
   }
   for (int i = 0; i < kRows; ++i) store(tile + kPanelRows * i, acc[i]);

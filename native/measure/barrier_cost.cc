@@ -20,7 +20,7 @@ constexpr int kManyPeers = 1 << 20;
 class BusyStep final : public Step {
  public:
   explicit BusyStep(int num_tiles)
-      : num_tiles_(kInstructions, num_tiles), control_(num_tiles_) {}
+      : num_tiles_(kInstructions, num_tiles), control_(num_tiles_, num_tiles) {}
 
   void begin(uint64_t epoch) { control_.reset(epoch, num_tiles_); }
 
@@ -33,6 +33,7 @@ class BusyStep final : public Step {
     for (const int64_t end = now_ns() + kTileNs; now_ns() < end;) spin_pause();
   }
   int64_t redo_after_ns(int) const override { return 1'000'000'000; }
+  void fetch_ahead(int, int) override {}
   StepControl<RealSync>& control() override { return control_; }
 
  private:

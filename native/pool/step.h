@@ -18,6 +18,7 @@ class Step {
   virtual void unstage(int thread) = 0;
   virtual void run(int thread, int instruction, int tile, std::byte* where) = 0;
   virtual int64_t redo_after_ns(int instruction) const = 0;
+  virtual void fetch_ahead(int thread, int instruction) = 0;
   virtual StepControl<RealSync>& control() = 0;
 };
 

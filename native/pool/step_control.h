@@ -1,5 +1,6 @@
 // The shared state of one step: who claimed which tile, and where each tile's result lies.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -15,8 +16,9 @@ template <class Sync>
 class StepControl {
  public:
   // `max_tiles[i]` bounds the tiles of instruction i in any step.
-  explicit StepControl(std::span<const int32_t> max_tiles)
-      : num_tiles_(max_tiles.size()),
+  StepControl(std::span<const int32_t> max_tiles, int num_threads)
+      : num_segments_(std::clamp(num_threads, 1, kMaxSegments)),
+        num_tiles_(max_tiles.size()),
         first_result_(max_tiles.size()),
         counters_(std::make_unique<Counter[]>(max_tiles.size())) {
     size_t total = 0;
@@ -37,7 +39,9 @@ class StepControl {
     num_redone_.store(0, std::memory_order_relaxed);
     for (size_t i = 0; i < num_tiles_.size(); ++i) {
       num_tiles_[i] = i < num_tiles.size() ? num_tiles[i] : 0;
-      counters_[i].value.store(tag(epoch), std::memory_order_relaxed);
+      for (int s = 0; s < num_segments_; ++s) {
+        counters_[i].taken[s].store(tag(epoch), std::memory_order_relaxed);
+      }
       for (int tile = 0; tile < num_tiles_[i]; ++tile) {
         results_[first_result_[i] + size_t(tile)].store(nullptr, std::memory_order_relaxed);
       }
@@ -47,18 +51,37 @@ class StepControl {
   uint64_t epoch() const { return epoch_; }
   int num_tiles(int instruction) const { return num_tiles_[size_t(instruction)]; }
 
-  // The next unclaimed tile, or -1. The counter holds the epoch, so that a thread which believes in
-  // another step gets nothing whatever it saw before.
-  int claim(uint64_t epoch, int instruction) {
-    auto& counter = counters_[size_t(instruction)].value;
-    uint64_t seen = counter.load(std::memory_order_seq_cst);
-    for (;;) {
-      const uint32_t next = uint32_t(seen);
-      if ((seen & ~kNext) != tag(epoch) || int(next) >= num_tiles(instruction)) return -1;
-      if (counter.compare_exchange_strong(seen, seen + 1, std::memory_order_seq_cst)) {
-        return int(next);
+  // An instruction's tiles are cut into segments of neighbours, and each thread begins with one of
+  // its own: it reads memory straight on from tile to tile and knows where it will read next.
+  int num_segments() const { return num_segments_; }
+  int segment_of_thread(int thread) const { return thread % num_segments_; }
+  int first_tile(int instruction, int segment) const {
+    return int(int64_t{num_tiles(instruction)} * segment / num_segments_);
+  }
+  int segment_of_tile(int instruction, int tile) const {
+    int segment = 0;
+    while (first_tile(instruction, segment + 1) <= tile) ++segment;
+    return segment;
+  }
+
+  // An unclaimed tile, of the thread's own segment while there is one; or -1. Counters hold the
+  // epoch, so that a thread which believes in another step gets nothing whatever it saw before.
+  int claim(uint64_t epoch, int instruction, int thread) {
+    for (int k = 0; k < num_segments_; ++k) {
+      const int segment = segment_of_thread(thread + k);
+      const int first = first_tile(instruction, segment);
+      const int size = first_tile(instruction, segment + 1) - first;
+      auto& taken = counters_[size_t(instruction)].taken[segment];
+      uint64_t seen = taken.load(std::memory_order_seq_cst);
+      for (;;) {
+        const uint32_t next = uint32_t(seen);
+        if ((seen & ~kNext) != tag(epoch) || int(next) >= size) break;
+        if (taken.compare_exchange_strong(seen, seen + 1, std::memory_order_seq_cst)) {
+          return first + int(next);
+        }
       }
     }
+    return -1;
   }
 
   // Makes `where` the result of a tile; false if another thread's result is there already.
@@ -90,17 +113,19 @@ class StepControl {
 
  private:
   using Result = typename Sync::template Atomic<std::byte*>;
+  static constexpr int kMaxSegments = 8;  // whose counters fill a cache line
   static constexpr uint64_t kNext = 0xffffffff;
   static uint64_t tag(uint64_t epoch) { return epoch << 32; }
 
   struct alignas(64) Counter {
-    typename Sync::template Atomic<uint64_t> value{0};
+    typename Sync::template Atomic<uint64_t> taken[kMaxSegments] = {};
   };
 
   Result& result_word(int instruction, int tile) const {
     return results_[first_result_[size_t(instruction)] + size_t(tile)];
   }
 
+  const int num_segments_;
   uint64_t epoch_ = 0;
   typename Sync::template Atomic<int32_t> front_{0};
   typename Sync::template Atomic<int32_t> end_{0};

@@ -14,6 +14,8 @@
 //     void unstage(int thread)      gives back what `stage` returned last: its result lost
 //     void run(int thread, int i, int tile, std::byte* where)
 //     int64_t redo_after_ns(int i)  how long a claimed tile may reasonably take
+//     void fetch_ahead(int thread, int i)   while the thread waits for tiles of i: asks for a little
+//                                   more of the memory that it will read next
 //   Wait  how to wait:
 //     Waited until(ready, timeout_ns)   timeout < 0: no limit
 //     void notify()                     something was published or left
@@ -59,7 +61,7 @@ class Walk {
     if (!wait_for_laggards(i)) return false;
     int num_run = 0;
     const int64_t start = wait_.now();
-    for (int tile; (tile = control_.claim(epoch_, i)) >= 0; ++num_run) {
+    for (int tile; (tile = control_.claim(epoch_, i, thread_)) >= 0; ++num_run) {
       std::byte* place = step_.place(i);
       step_.run(thread_, i, tile, place);
       if (control_.publish(i, tile, place)) wait_.notify();
@@ -93,8 +95,12 @@ class Walk {
     for (int tile = 0; tile < num_tiles; ++tile) {
       while (control_.result(i, tile) == nullptr) {
         if (patience_ns == kNotYetKnown) patience_ns = patience(i, num_run, start);
-        const Waited waited =
-            wait_.until([&] { return control_.result(i, tile) != nullptr; }, patience_ns);
+        const auto is_published = [&] {
+          if (control_.result(i, tile) != nullptr) return true;
+          step_.fetch_ahead(thread_, i);
+          return false;
+        };
+        const Waited waited = wait_.until(is_published, patience_ns);
         if (waited == Waited::kAborted) return false;
         if (waited == Waited::kTimeout) {
           // The others wait too: begin at different tiles. After one time-out, the rest of the

@@ -326,6 +326,23 @@ void ProgramBuilder::place_values() {
   }
 }
 
+namespace {
+
+std::vector<int> next_readers(const std::vector<std::unique_ptr<Instruction>>& instructions) {
+  const int count = int(instructions.size());
+  std::vector<int> readers(instructions.size());
+  int next = -1;
+  // Twice round, since after the last one comes the next step's first.
+  for (int turn = 2 * count - 1; turn >= 0; --turn) {
+    const int i = turn % count;
+    readers[size_t(i)] = next;
+    if (instructions[size_t(i)]->reads_weights()) next = i;
+  }
+  return readers;
+}
+
+}  // namespace
+
 std::unique_ptr<ProgramPlan> ProgramBuilder::finish(FieldOffset input_offset) {
   if (num_instructions() == 0) refuse("the program is empty");
   ProgramPlan& plan = *plan_;
@@ -350,6 +367,7 @@ std::unique_ptr<ProgramPlan> ProgramBuilder::finish(FieldOffset input_offset) {
     if (link != nullptr && is_new) plan.links.push_back(link);
   }
   for (int t = 0; t < num_threads_; ++t) plan.scratch.emplace_back(plan.scratch_bytes);
+  plan.next_readers = next_readers(plan.instructions);
   plan.kv = kv_;
   return std::move(plan_);
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "program/scratch.h"
@@ -21,6 +22,11 @@ struct TileRun {
   int tile;
   std::byte* where;
   Scratch scratch;
+};
+
+// Up to two pieces of memory.
+struct WeightMemory {
+  std::span<const std::byte> pieces[2];
 };
 
 class Instruction {
@@ -45,6 +51,9 @@ class Instruction {
   virtual bool may_redo() const { return true; }
   // The link whose next transfer this instruction makes, in each step in which it has tiles.
   virtual Link* link() const { return nullptr; }
+  virtual bool reads_weights() const { return false; }
+  // Weights that tile number `tile` of `grid` reads, in this order; empty where it reads none.
+  virtual WeightMemory weights(const TileGrid&, int) const { return {}; }
   // An earlier instruction that every thread must have left before this one begins, though they
   // share no place; -1: none.
   virtual int order_after() const { return -1; }

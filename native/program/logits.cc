@@ -42,7 +42,8 @@ void Logits::run(TileRun tile) const noexcept {
   const int32_t* tokens = tile.step.input().row_tokens() + block_.first + range.row0;
   const ProductRows x(tile.scratch, RowSource(tile.step, x_), *head_, range.num_rows(),
                       [&](int i) { return tokens[i]; });
-  linear(*head_, range.col0, range.col1, x.rows(), out.f32(range.row0), out.f32_stride());
+  linear(*head_, range.col0, range.col1, x.rows(), out.f32(range.row0), out.f32_stride(),
+         tile.step.next_weights(tile.instruction, tile.tile));
   if (softcap_ == 0.0f) return;
   for (int row = range.row0; row < range.row1; ++row) {
     float* logits = out.f32(row);
@@ -50,6 +51,11 @@ void Logits::run(TileRun tile) const noexcept {
       logits[i] = softcap_ * std::tanh(logits[i] / softcap_);
     }
   }
+}
+
+WeightMemory Logits::weights(const TileGrid& grid, int tile) const {
+  const TileRange range = tile_range(grid, tile);
+  return {{head_->memory_of_rows(range.col0, range.col1)}};
 }
 
 size_t Logits::scratch_bytes() const {

@@ -78,8 +78,14 @@ void Linear::run(TileRun tile) const noexcept {
   const RowTarget out(tile, outputs[0], range);
   const ProductRows x(tile.scratch, RowSource(tile.step, x_), *w_, range.num_rows(),
                       [&](int i) { return range.row0 + i; });
-  linear(*w_, range.col0, range.col1, x.rows(), out.f32(range.row0), out.f32_stride());
+  linear(*w_, range.col0, range.col1, x.rows(), out.f32(range.row0), out.f32_stride(),
+         tile.step.next_weights(tile.instruction, tile.tile));
   for (int row = range.row0; row < range.row1; ++row) out.finish(row);
+}
+
+WeightMemory Linear::weights(const TileGrid& grid, int tile) const {
+  const TileRange range = tile_range(grid, tile);
+  return {{w_->memory_of_rows(range.col0, range.col1)}};
 }
 
 size_t Linear::scratch_bytes() const {
@@ -127,13 +133,21 @@ void GatedLinear::run(TileRun tile) const noexcept {
                       [&](int i) { return range.row0 + i; });
   float* gate = tile.scratch.take<float>(range.num_rows() * cols);
   float* up = tile.scratch.take<float>(range.num_rows() * cols);
-  linear(*w_, range.col0, range.col1, x.rows(), gate, cols);
-  linear(*w_, width_ + range.col0, width_ + range.col1, x.rows(), up, cols);
+  linear(*w_, range.col0, range.col1, x.rows(), gate, cols,
+         w_->memory_of_rows(width_ + range.col0, width_ + range.col1).data());
+  linear(*w_, width_ + range.col0, width_ + range.col1, x.rows(), up, cols,
+         tile.step.next_weights(tile.instruction, tile.tile));
   for (int row = range.row0; row < range.row1; ++row) {
     const int64_t at = (row - range.row0) * cols;
     gate_row(kind_, gate + at, up + at, cols, out.f32(row));
     out.finish(row);
   }
+}
+
+WeightMemory GatedLinear::weights(const TileGrid& grid, int tile) const {
+  const TileRange range = tile_range(grid, tile);
+  return {{w_->memory_of_rows(range.col0, range.col1),
+           w_->memory_of_rows(width_ + range.col0, width_ + range.col1)}};
 }
 
 size_t GatedLinear::scratch_bytes() const {

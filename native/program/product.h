@@ -56,6 +56,8 @@ class Linear final : public Instruction {
   size_t scratch_bytes() const override;
   size_t staged_bytes(const ProgramPlan& plan, const TileGrid& grid) const override;
   int64_t tile_work(const StepContext& step, const TileGrid& grid) const override;
+  bool reads_weights() const override { return true; }
+  WeightMemory weights(const TileGrid& grid, int tile) const override;
 
  private:
   TileGrid grid_for(int32_t rows) const;
@@ -78,6 +80,8 @@ class GatedLinear final : public Instruction {
   size_t scratch_bytes() const override;
   size_t staged_bytes(const ProgramPlan& plan, const TileGrid& grid) const override;
   int64_t tile_work(const StepContext& step, const TileGrid& grid) const override;
+  bool reads_weights() const override { return true; }
+  WeightMemory weights(const TileGrid& grid, int tile) const override;
 
  private:
   TileGrid grid_for(int32_t rows) const;

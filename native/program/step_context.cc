@@ -15,6 +15,12 @@ constexpr int64_t kWorkPerUs = 4'000;
 // instead. A tile's result has some 100 KB at most, and a step few laggards.
 constexpr size_t kStagingBytes = size_t{4} << 20;
 
+// What a waiting thread asks for: a part of the second-level cache, in small pieces so that it sees
+// soon what it waits for.
+constexpr int64_t kMaxFetchBytes = 256 << 10;
+constexpr size_t kFetchLine = 64;
+constexpr int kFetchLines = 4;
+
 }  // namespace
 
 StepContext::StepContext(const ProgramPlan& plan)
@@ -23,10 +29,11 @@ StepContext::StepContext(const ProgramPlan& plan)
       grids_(plan.instructions.size()),
       num_tiles_(plan.instructions.size()),
       transfers_(plan.instructions.size()),
-      control_(plan.max_tiles),
+      control_(plan.max_tiles, plan.num_threads),
       arena_(plan.arena_bytes + 64),  // never empty: its address marks results in place
       staging_memory_(kStagingBytes * size_t(plan.num_threads)),
-      staging_(size_t(plan.num_threads)) {
+      staging_(size_t(plan.num_threads)),
+      fetches_(size_t(plan.num_threads)) {
   for (const AttentionShape& shape : plan.attention_shapes) {
     attention_.emplace_back(shape, plan.limits, plan.num_threads);
   }
@@ -45,6 +52,7 @@ void StepContext::begin(uint64_t epoch, const std::byte* step_input) {
     if (link != nullptr && num_tiles_[i] > 0) transfers_[i] = link->next_transfer();
   }
   for (Staging& staging : staging_) staging = {};
+  for (Fetch& fetch : fetches_) fetch = {};
   control_.reset(epoch, num_tiles_);
 }
 
@@ -80,6 +88,49 @@ int64_t StepContext::redo_after_ns(int instruction) const {
   const int64_t work =
       plan_.instructions[size_t(instruction)]->tile_work(*this, grid(instruction));
   return kRedoAfterNs + work * 1000 / kWorkPerUs;
+}
+
+void StepContext::fetch_ahead(int thread, int instruction) {
+  Fetch& fetch = fetches_[size_t(thread)];
+  const int reader = plan_.next_readers[size_t(instruction)];
+  if (reader < 0) return;
+  const int segment = control_.segment_of_thread(thread);
+  if (fetch.instruction != reader) {
+    fetch = {.instruction = reader,
+             .tile = control_.first_tile(reader, segment),
+             .bytes_left = kMaxFetchBytes};
+  }
+  if (fetch.bytes_left <= 0) return;
+  if (fetch.tile >= control_.first_tile(reader, segment + 1)) {
+    fetch.bytes_left = 0;
+    return;
+  }
+  const WeightMemory weights =
+      plan_.instructions[size_t(reader)]->weights(grid(reader), fetch.tile);
+  const std::span<const std::byte> piece = weights.pieces[fetch.piece];
+  for (int line = 0; line < kFetchLines && fetch.offset < piece.size(); ++line) {
+    __builtin_prefetch(piece.data() + fetch.offset, 0, 2);  // into the second-level cache
+    fetch.offset += kFetchLine;
+  }
+  fetch.bytes_left -= kFetchLines * int64_t(kFetchLine);
+  if (fetch.offset < piece.size()) return;
+  fetch.offset = 0;
+  fetch.piece = 1 - fetch.piece;
+  if (fetch.piece == 0) ++fetch.tile;
+}
+
+const std::byte* StepContext::next_weights(int instruction, int tile) const {
+  const int segment = control_.segment_of_tile(instruction, tile);
+  const auto first_of = [&](int reader, int of_tile) {
+    return plan_.instructions[size_t(reader)]->weights(grid(reader), of_tile).pieces[0].data();
+  };
+  if (tile + 1 < control_.first_tile(instruction, segment + 1)) {
+    return first_of(instruction, tile + 1);
+  }
+  const int reader = plan_.next_readers[size_t(instruction)];
+  if (reader < 0) return nullptr;
+  const int first = control_.first_tile(reader, segment);
+  return first < control_.first_tile(reader, segment + 1) ? first_of(reader, first) : nullptr;
 }
 
 }  // namespace takt

@@ -33,6 +33,8 @@ struct ProgramPlan {
   size_t arena_bytes;
   std::vector<int> samples;     // instructions of type Sample
   std::vector<Link*> links;     // of the instructions, each once
+  // For each instruction the next one that reads weights, after the last one the first; -1: none.
+  std::vector<int> next_readers;
   std::shared_ptr<const KVPool> kv;
   size_t scratch_bytes;  // of each thread
   std::vector<Memory> scratch;
@@ -73,10 +75,22 @@ class StepContext final : public Step {
   void unstage(int thread) override;
   void run(int thread, int instruction, int tile, std::byte* where) override;
   int64_t redo_after_ns(int instruction) const override;
+  void fetch_ahead(int thread, int instruction) override;
+  // Where the thread that runs this tile most likely reads its next weights.
+  const std::byte* next_weights(int instruction, int tile) const;
   StepControl<RealSync>& control() override { return control_; }
   const StepControl<RealSync>& control() const { return control_; }
 
  private:
+  // How far a thread has asked for the weights of its next instruction, while it waited.
+  struct alignas(64) Fetch {
+    int instruction = -1;  // whose weights
+    int tile = 0;
+    int piece = 0;
+    size_t offset = 0;
+    int64_t bytes_left = 0;
+  };
+
   // A thread's private memory for results of tiles it executed again.
   struct alignas(64) Staging {
     size_t used = 0;
@@ -95,6 +109,7 @@ class StepContext final : public Step {
   Memory arena_;
   Memory staging_memory_;
   std::vector<Staging> staging_;
+  std::vector<Fetch> fetches_;
 };
 
 }  // namespace takt

@@ -115,6 +115,23 @@ void batches_equal_single_rows(QuantType type) {
   }
 }
 
+// What a product reads lies in one piece, and that of the rows after it behind it.
+void rows_lie_one_after_the_other() {
+  std::mt19937 rng(4);
+  const RandomMatrix a(QuantType::kQ4_1, 48, 64, rng);
+  const RandomMatrix b(QuantType::kQ8_0, 16, 64, rng);
+  const RawMatrix parts[] = {a.view(), b.view()};
+  const auto w = pack_weight(parts, nullptr, 1);
+  const auto whole = w->memory_of_rows(0, 64);
+  const std::byte* at = whole.data();
+  for (int64_t row = 0; row < 64; row += 16) {
+    const auto memory = w->memory_of_rows(row, row + 16);
+    CHECK(memory.data() == at && !memory.empty());
+    at += memory.size();
+  }
+  CHECK(at == whole.data() + whole.size() && whole.size() <= w->bytes());
+}
+
 // Any range of rows gives the same elements, and nothing outside is written.
 void ranges_equal_whole() {
   std::mt19937 rng(3);
@@ -255,7 +272,8 @@ void run() {
   }
   for (const char* isa : available_isas()) {
     select_isa(isa);
-    ranges_equal_whole();
+    rows_lie_one_after_the_other();
+  ranges_equal_whole();
     for (const QuantType type : kAllTypes) {
       products_match_reference(type);
       if (!is_float_type(type)) extremes_do_not_saturate(type);

@@ -90,7 +90,7 @@ uint64_t expected_tile(uint64_t epoch, int i, int tile) {
 struct Context {
   Context(Shared& s, int num_threads)
       : shared(s),
-        control(std::vector<int32_t>(kInstructions, kTiles)),
+        control(std::vector<int32_t>(kInstructions, kTiles), num_threads),
         staged(size_t(num_threads)) {}
 
   void begin(uint64_t of_epoch) {
@@ -112,6 +112,7 @@ struct Context {
   }
   void unstage(int thread) { staged[size_t(thread)].pop_back(); }
   int64_t redo_after_ns(int) const { return 0; }
+  void fetch_ahead(int, int) {}
   void run(int, int i, int tile, std::byte* where) {
     uint64_t h = mix(epoch, uint64_t(i * kTiles + tile));
     if (i > 0) {

@@ -23,7 +23,7 @@ constexpr int kKVInstruction = 4;
 class ChainStep final : public Step {
  public:
   ChainStep(uint64_t laggard_seed, int num_threads, std::vector<std::atomic<uint64_t>>& kv)
-      : control_(std::vector<int32_t>(kInstructions, kMaxTiles)),
+      : control_(std::vector<int32_t>(kInstructions, kMaxTiles), num_threads),
         kv_(kv),
         laggard_seed_(laggard_seed),
         staging_(size_t(num_threads)) {
@@ -51,6 +51,7 @@ class ChainStep final : public Step {
   }
   void unstage(int thread) override { --staging_[size_t(thread)].used; }
   int64_t redo_after_ns(int) const override { return 5'000; }
+  void fetch_ahead(int, int) override {}
   StepControl<RealSync>& control() override { return control_; }
 
   void run(int, int i, int tile, std::byte* where) override {
