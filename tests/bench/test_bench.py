@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fake_sse_server import Answer, FakeSseServer, Script, in_turn, num_fake_tokens, well_behaved
 
+from fake_sse_server import Answer, FakeSseServer, Script, in_turn, num_fake_tokens, well_behaved
 from takt.bench.bench import BenchResult, run_bench
 from takt.bench.http_client import ServerError
 from takt.bench.options import BenchOptions
