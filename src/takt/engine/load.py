@@ -18,6 +18,7 @@ from takt.loading.base import Checkpoint, Tokenizer
 from takt.loading.checkpoint import open_checkpoint
 from takt.loading.hub import resolve_model
 from takt.loading.tokenizer import load_eos_token_ids, load_tokenizer
+from takt.models.architecture import ModelConfig
 from takt.models.config import read_model_config
 from takt.models.decoder import load_decoder
 from takt.ops.create import create_ops, num_usable_cpus
@@ -68,7 +69,7 @@ def _load(
         result_beside = begin_beside(checkpoint)
         eos_token_ids = load_eos_token_ids(checkpoint, config.model.tokenizer)
         if config.parallel.num_ranks > 1:
-            shared = load_ranks(
+            loaded = load_ranks(
                 config,
                 checkpoint,
                 Path(resolved.path),
@@ -76,18 +77,23 @@ def _load(
                 eos_token_ids=eos_token_ids,
                 on_progress=report,
             )
-            return shared, _or_close(result_beside, shared.close)
-        ops = create_ops(config.model.backend, config.model.num_threads)
-        decoder = load_decoder(
-            checkpoint,
-            model,
-            ops,
-            precision=precision,
-            on_progress=report,
-        )
-        beside = result_beside()
+        else:
+            loaded = _load_one_rank(config, checkpoint, model, precision, eos_token_ids, report)
+        return loaded, _or_close(result_beside, loaded.close)
     finally:
         checkpoint.close()
+
+
+def _load_one_rank(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model: ModelConfig,
+    precision: PrecisionInUse,
+    eos_token_ids: frozenset[int],
+    on_progress: Callable[[int, int], None] | None,
+) -> LoadedModel:
+    ops = create_ops(config.model.backend, config.model.num_threads)
+    decoder = load_decoder(checkpoint, model, ops, precision=precision, on_progress=on_progress)
 
     def make_executor(sizes: EngineSizes) -> Executor:
         ops.allocate_kv(sizes.kv, sizes.num_blocks)
@@ -99,7 +105,7 @@ def _load(
         )
         return InlineExecutor(program)
 
-    loaded = LoadedModel(
+    return LoadedModel(
         kv_shape=KVShape(
             groups=model.kv_groups(),
             num_kv_heads=model.num_kv_heads,
@@ -115,7 +121,6 @@ def _load(
         make_executor=make_executor,
         close=getattr(ops, "close", _nothing),
     )
-    return loaded, beside
 
 
 def _or_close(result: Callable[[], ResultT], close: Callable[[], None]) -> ResultT:

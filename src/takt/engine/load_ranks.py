@@ -44,12 +44,7 @@ def load_ranks(
     if warning is not None:
         _log.warning(warning)
     num_threads = rank_threads(config, num_cpus)
-    others: RankGroup
-    if config.parallel.distributed_executor_backend == "inproc":
-        others = RankThreads(config, path, num_threads)
-    else:
-        level = logging.getLogger().getEffectiveLevel()
-        others = RankProcesses(config, path, num_threads, level)
+    others = _start_others(config, path, num_threads)
     try:
         model = RankModel(config, path, 0, num_threads, on_progress)
         mine = RankLoaded(model.num_bytes_read, model.weight_bytes)
@@ -94,3 +89,10 @@ def load_ranks(
         num_micro_batches=layout.num_stages,
         sentinels=others.sentinels,
     )
+
+
+def _start_others(config: EngineConfig, path: Path, num_threads: int) -> RankGroup:
+    if config.parallel.distributed_executor_backend == "inproc":
+        return RankThreads(config, path, num_threads)
+    level = logging.getLogger().getEffectiveLevel()
+    return RankProcesses(config, path, num_threads, level)

@@ -95,21 +95,27 @@ def figures_toml(figures: MachineFigures) -> str:
         source=f"{source}: {bf16.instruction} and {int8.instruction} from registers; efficiency: "
         f"products of {_BATCH_ROWS} rows with Q4_1",
     )
+    lines += _node_and_launch(figures, read.bytes_s, source)
+    lines += _gemm_curves(figures, read.bytes_s, source)
+    return "\n".join([*lines, *_measured(figures), ""])
+
+
+def _node_and_launch(figures: MachineFigures, read_bytes_s: float, source: str) -> Iterable[str]:
     barriers = [b.ns for b in figures.barriers if b.num_threads == figures.num_threads]
     barrier_us = max(0.0, min(barriers, default=0.0)) / 1e3
-    lines += _table(
+    yield from _table(
         "node",
         num_devices=1,
         power_w=_POWER_W,
-        device_gb_s=read.bytes_s / 1e9,
-        host_gb_s=read.bytes_s / 1e9,
+        device_gb_s=read_bytes_s / 1e9,
+        host_gb_s=read_bytes_s / 1e9,
         network_gb_s=1.0,
         hop_us=barrier_us,
         network_latency_us=50.0,
         has_device_links=False,
         source="one CPU: memory is the link; power, network and its latency assumed",
     )
-    lines += _table(
+    yield from _table(
         "launch",
         kernel_us=barrier_us,
         other_kernels_us_per_layer=_INSTRUCTIONS_PER_LAYER * barrier_us,
@@ -117,20 +123,22 @@ def figures_toml(figures: MachineFigures) -> str:
         host_us=_HOST_US,
         source=f"{source}: the pool's barrier; a layer has {_INSTRUCTIONS_PER_LAYER}; host assumed",
     )
+
+
+def _gemm_curves(figures: MachineFigures, read_bytes_s: float, source: str) -> Iterable[str]:
     for curve, weights in (
         ("bf16", "BF16"),
         ("int8", "Q4_1"),
         ("int4", "Q4_1"),
         ("packed", "Q4_1"),
     ):
-        lines += _table(
+        yield from _table(
             "[gemm]",
             weights=curve,
             size_mb=[1.0],
-            share=[_share(figures.product(weights, 1).bytes_s / read.bytes_s)],
+            share=[_share(figures.product(weights, 1).bytes_s / read_bytes_s)],
             source=f"{source}: products of one row with {weights}, 64 MB of weights",
         )
-    return "\n".join([*lines, *_measured(figures), ""])
 
 
 def _measured(figures: MachineFigures) -> Iterable[str]:
