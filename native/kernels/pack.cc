@@ -1,15 +1,10 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "kernels/linear.h"
 #include "kernels/pack_panel.h"
@@ -18,25 +13,9 @@
 namespace takt {
 namespace {
 
-constexpr size_t kHugePage = size_t{2} << 20;
-
 // Enough for any matrix of a model, and far from overflow in the sizes below.
 constexpr int64_t kMaxRows = int64_t{1} << 28;
 constexpr int64_t kMaxCols = int64_t{1} << 24;
-
-// Uninitialised; on huge pages where the system has them, as a pass over all weights touches each
-// page once and would miss the TLB on each small one.
-PanelMemory allocate(size_t bytes) {
-  const size_t alignment = bytes >= 2 * kHugePage ? kHugePage : 64;
-  const size_t size = (bytes + alignment - 1) / alignment * alignment;
-  auto* p = static_cast<std::byte*>(std::aligned_alloc(alignment, size));
-  if (p == nullptr) throw std::bad_alloc();
-#if defined(__linux__)
-  // A refusal is no error: small pages serve too.
-  if (alignment == kHugePage) (void)madvise(p, size, MADV_HUGEPAGE);
-#endif
-  return PanelMemory(p);
-}
 
 void check_columns(QuantType type, int64_t cols) {
   const PanelSpec spec = panel_spec(type);
@@ -125,7 +104,7 @@ std::unique_ptr<PackedWeight> pack_weight(std::span<const RawMatrix> raw, const 
   }
   std::vector<float> bias_copy;
   if (bias != nullptr) bias_copy.assign(bias, bias + rows);
-  PanelMemory memory = allocate(bytes);
+  PanelMemory memory = allocate_panels(bytes);
   const std::vector<float> largest = pack_all(raw, parts, memory.get(), num_threads);
   for (size_t p = 0; p < parts.size(); ++p) check_range(parts[p].type, largest[p]);
   return std::make_unique<PackedMatrix>(std::move(parts), rows, cols, std::move(memory), bytes,

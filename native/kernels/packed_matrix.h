@@ -2,13 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "kernels/linear.h"
 #include "kernels/panel.h"
+#include "kernels/panel_memory.h"
 
 namespace takt {
 
@@ -22,11 +22,6 @@ struct PackedPart {
 
   int64_t num_panels() const { return (rows + kPanelRows - 1) / kPanelRows; }
 };
-
-struct FreeMemory {
-  void operator()(std::byte* p) const { std::free(p); }
-};
-using PanelMemory = std::unique_ptr<std::byte[], FreeMemory>;
 
 class PackedMatrix final : public PackedWeight {
  public:
