@@ -8,10 +8,11 @@ import pytest
 
 from random_model import RandomLayer, RandomModel
 from takt import LLM
-from takt.config import EngineConfig, ModelConfigOptions
+from takt.config import CacheOptions, EngineConfig, ModelConfigOptions
 from takt.engine.precision import resolve_policy
 from takt.errors import ConfigError
 from takt.ops.native.ops import NativeOps
+from takt.types.kv import KVDtype
 from takt.types.precision import Operator, Phase, PrecisionInUse, PrecisionPolicy
 from takt.types.quant import QuantType
 
@@ -52,6 +53,13 @@ def test_a_line_names_what_was_packed() -> None:
     assert used.describe() == (
         "int4 (qkv down q4_1 x int8, head q8_0 x int8; KV bfloat16; norms f32)"
     )
+
+
+@pytest.mark.parametrize("asked", ["fp8", "fp8_e4m3"])
+def test_a_policy_names_the_cache_as_it_is_made(asked: str) -> None:
+    policy = resolve_policy(EngineConfig(cache=CacheOptions(kv_cache_dtype=asked)))
+    assert policy.kv_dtype is KVDtype.FP8_E4M3
+    assert "KV fp8_e4m3" in PrecisionInUse(policy).describe()
 
 
 def test_more_threads_than_cpus_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:

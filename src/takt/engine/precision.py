@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from takt.config import EngineConfig
 from takt.errors import ConfigError
+from takt.types.kv import KVDtype
 from takt.types.precision import Operator, OperatorPrecision, PrecisionPolicy, uniform
 from takt.types.quant import QuantType
 
@@ -26,7 +27,7 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
             f"--quantization {quantization} computes with int8 activations, --dtype {dtype} does "
             "not: leave out one of them"
         )
-    kv_dtype = _kv_dtype(config)
+    kv_dtype = resolve_kv_dtype(config)
     if dtype != "auto":
         kind = _DTYPES[dtype]
         return PrecisionPolicy(dtype, uniform(OperatorPrecision(kind, kind)), kv_dtype)
@@ -41,15 +42,16 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
     return PrecisionPolicy("auto", uniform(AUTO), kv_dtype)
 
 
+def resolve_kv_dtype(config: EngineConfig) -> KVDtype:
+    """What the KV cache stores: the asked type, else fp32 beside fp32 and bf16 beside all else."""
+    asked = config.cache.kv_cache_dtype
+    if asked == "auto":
+        return KVDtype.F32 if config.model.dtype == "float32" else KVDtype.BF16
+    return KVDtype.FP8_E4M3 if asked == "fp8" else KVDtype.of_label(asked)
+
+
 def _int4() -> dict[Operator, OperatorPrecision]:
     """The head decides between near tokens, and a table is read one row at a time: both int8."""
     int4 = OperatorPrecision(QuantType.Q4_1, QuantType.Q4_1)
     int8 = OperatorPrecision(QuantType.Q8_0, QuantType.Q8_0)
     return uniform(int4) | {Operator.EMBED: int8, Operator.HEAD: int8}
-
-
-def _kv_dtype(config: EngineConfig) -> str:
-    asked = config.cache.kv_cache_dtype
-    if asked != "auto":
-        return asked
-    return "float32" if config.model.dtype == "float32" else "bfloat16"

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from takt.config import EngineConfig
+from takt.engine.precision import resolve_kv_dtype
 from takt.errors import ConfigError
 from takt.kvcache.sizing import peak_blocks
-from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
+from takt.types.kv import KVCacheSpec, KVGroupSpec
 from takt.types.step import StepLimits
 
 MAX_BIASES_PER_ROW = 1024
@@ -71,7 +72,7 @@ def plan_sizes(
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         block_size=config.cache.block_size,
-        dtype=_kv_dtype(config),
+        dtype=resolve_kv_dtype(config),
     )
     asked_len = config.model.max_model_len
     check_max_model_len(config, model.max_model_len)
@@ -204,15 +205,6 @@ def _step_limits(
         max_num_biases=seqs * MAX_BIASES_PER_ROW,
         max_logprobs=options.max_logprobs,
     )
-
-
-def _kv_dtype(config: EngineConfig) -> KVDtype:
-    asked = config.cache.kv_cache_dtype
-    if asked == "auto":
-        asked = "float32" if config.model.dtype == "float32" else "bfloat16"
-    elif asked == "fp8":
-        asked = "fp8_e4m3"
-    return next(dtype for dtype in KVDtype if dtype.label == asked)
 
 
 def _width(group: KVGroupSpec) -> float:

@@ -21,6 +21,10 @@ class KVDtype(enum.Enum):
         self.element_bytes = element_bytes
         self.scale_bytes = scale_bytes
 
+    @classmethod
+    def of_label(cls, label: str) -> KVDtype:
+        return next(dtype for dtype in cls if dtype.label == label)
+
     def head_bytes(self, head_dim: int) -> int:
         """Bytes of one token's K, or V, of one head."""
         return head_dim * self.element_bytes + self.scale_bytes

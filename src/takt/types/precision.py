@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from takt.types.kv import KVDtype
 from takt.types.quant import FLOAT_TYPES, QuantType
 
 
@@ -91,7 +92,7 @@ class PrecisionPolicy:
 
     name: str
     linear: dict[Operator, OperatorPrecision]
-    kv_dtype: str
+    kv_dtype: KVDtype
 
     def of(self, operator: Operator, phase: Phase) -> OperatorPrecision | None:
         """Precision of an operator with weights in a phase; None where there are none."""
@@ -126,7 +127,7 @@ class PrecisionInUse:
                 inputs = "+".join(sorted({activations_of(kind).value for kind in kinds}))
                 groups.setdefault(f"{labels} x {inputs}", []).append(operator.value)
         parts = [f"{' '.join(names)} {what}" for what, names in groups.items()]
-        return f"{self.policy.name} ({', '.join(parts)}; KV {self.policy.kv_dtype}; norms f32)"
+        return f"{self.policy.name} ({', '.join(parts)}; KV {self.policy.kv_dtype.label}; norms f32)"
 
 
 def uniform(precision: OperatorPrecision) -> dict[Operator, OperatorPrecision]:
