@@ -21,7 +21,7 @@ from takt.bench.load import LoadRun
 from takt.bench.options import BenchOptions
 from takt.bench.plots import scatter_plot, step_plot, tail_plot
 from takt.bench.record import RequestRecord
-from takt.bench.results import make_setting, to_json, write_file
+from takt.bench.results import make_setting, to_json
 from takt.bench.summary import Summary, summarize
 from takt.bench.table import print_report
 from takt.cli.bench import register
@@ -150,9 +150,15 @@ def test_thinned_plots_keep_the_largest_value() -> None:
     assert max(x for x, _ in points(tail_plot(values, "ITL"))) > 730
 
 
-def test_a_file_that_cannot_be_written_names_the_flag(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--html"):
-        write_file(str(tmp_path / "no" / "where.html"), b"", "--html")
+@pytest.mark.parametrize("flag", ["--json", "--html"])
+def test_a_file_that_could_not_be_written_is_refused_before_the_run(
+    flag: str, tmp_path: Path
+) -> None:
+    app = typer.Typer()
+    register(app)
+    path = tmp_path / "no" / "where"
+    with pytest.raises(ConfigError, match=rf"{flag} .* there is no folder"):
+        app(["http://127.0.0.1:1", flag, str(path)], standalone_mode=False)
 
 
 def test_the_command_writes_its_files_and_exits_by_the_outcome(tmp_path: Path) -> None:

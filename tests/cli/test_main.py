@@ -61,6 +61,15 @@ def test_no_arguments_at_all_show_the_help_and_nothing_else() -> None:
     assert result.stderr == ""
 
 
+def test_help_has_every_flag_in_full_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run("serve", "--help").stdout.splitlines()
+    words = {word for line in lines for word in line.split()}
+    for flag in ("--kv-cache-memory-bytes", "--no-enable-prefix-caching", "--slo-itl-p99-ms"):
+        assert flag in words
+    assert max(len(line) for line in lines) <= 80
+
+
 @pytest.mark.parametrize("argument", ["version", "--version"])
 def test_version_is_one_line(argument: str) -> None:
     result = run(argument)

@@ -13,7 +13,6 @@ import msgspec
 
 from takt.bench.options import BenchOptions
 from takt.bench.summary import Summary
-from takt.errors import ConfigError
 
 FORMAT_VERSION = 1
 
@@ -58,11 +57,3 @@ def machine_name() -> str:
 def to_json(setting: Setting, summary: Summary) -> bytes:
     document = {"format": FORMAT_VERSION, "setting": setting, "summary": summary}
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-
-
-def write_file(path: str, content: bytes, flag: str) -> None:
-    """Raises `ConfigError` naming the flag."""
-    try:
-        Path(path).write_bytes(content)
-    except OSError as error:
-        raise ConfigError(f"{flag} {path}: {error.strerror}") from None

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from takt.cli.report import report_console
 from takt.errors import ConfigError, TaktError
 
 TIMEOUT_SECONDS = 10.0
 BAR_WIDTH = 40
-_FILE_WIDTH = 120
 
 UrlOption = Annotated[str, typer.Option("--url", help="Base URL of a running server.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print what GET /slo answers.")]
@@ -45,10 +45,7 @@ def register(app: typer.Typer) -> None:
         if as_json:
             sys.stdout.write(json.dumps(report, indent=2) + "\n")
             return
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = max(console.width, _FILE_WIDTH)
-        show(console, report, worst)
+        show(report_console(), report, worst)
 
 
 def fetch(url: str, api_key: str | None, num_worst: int = 10) -> dict[str, Any]:
@@ -120,9 +117,9 @@ def _sentence(report: dict[str, Any]) -> str:
         f"({goodput['requests_per_second']:g} a second)."
     )
     name = {"itl": "the gap between tokens", "ttft": "the first token"}[binding["slo"]]
-    margin = binding["margin_share"]
-    room = "of its target left" if margin >= 0 else "of its target too much"
-    bound = f" What binds is {name}, with {_percent(abs(margin))} {room}"
+    share = 1 - binding["margin_share"]
+    times = f"{_percent(share)} of" if share < 2 else f"{share:.1f} times"
+    bound = f" What binds is {name}: its P99 is {times} its target"
     why = "" if binding["cause"] is None else f"; most of what was late is {binding['cause']}"
     return f"{good}{bound}{why}."
 
@@ -189,4 +186,4 @@ def _number(value: float | None) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.4g} %"
+    return "-" if value is None else f"{100 * value:.1f} %"

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from takt.cli.help import App
 from takt.cli.options import with_options
 from takt.errors import ConfigError
 from takt.gateway.options import GatewayOptions, default_store_url
@@ -21,16 +22,14 @@ KeyFileOption = Annotated[
 ]
 LettersArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="LETTER...", show_default=False, help="Digest, or its beginning."),
+    typer.Argument(metavar="LETTER", show_default=False, help="Digest, or its beginning."),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Adds the gateway's commands to `takt`."""
     app.command(name="gateway")(_gateway)
-    dlq = typer.Typer(
-        help="Requests that the gateway gave up: list, show, replay, purge.", no_args_is_help=True
-    )
+    dlq = App(help="Requests that the gateway gave up.")
     dlq.command(name="list")(_list)
     dlq.command(name="show")(_show)
     dlq.command(name="replay")(_replay)
@@ -61,7 +60,7 @@ def _list(
 
 
 def _show(
-    letter: Annotated[str, typer.Argument(help="Digest, or its beginning.")],
+    letter: Annotated[str, typer.Argument(metavar="LETTER", help="Digest, or its beginning.")],
     store: StoreOption = None,
     store_volatile: VolatileOption = False,
     encryption_key_file: KeyFileOption = None,

@@ -12,6 +12,7 @@ from rich.console import Console
 import takt
 from takt.cli import bench, explain, gateway, plan, profile, topo, verify
 from takt.cli.arguments import translate
+from takt.cli.help import App
 from takt.cli.options import (
     ENGINE_TABLES,
     SERVER_TABLES,
@@ -21,13 +22,12 @@ from takt.cli.options import (
 )
 from takt.errors import ConfigError, InvalidRequestError, TaktError
 
-app = typer.Typer(
+app = App(
     name="takt",
     help="An LLM inference engine whose contract is tail latency.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 _MODEL_HELP = (
@@ -83,7 +83,7 @@ def models() -> None:
 @app.command()
 @with_options(SERVER_TABLES, skip=("model",))
 def serve(
-    model_tag: Annotated[str | None, typer.Argument(metavar="[MODEL]", help=_MODEL_HELP)] = None,
+    model_tag: Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP)] = None,
     model: Annotated[str | None, typer.Option(help="The same as the argument.")] = None,
     **options: Any,
 ) -> None:
@@ -189,19 +189,14 @@ def main(arguments: list[str] | None = None) -> None:
     except TaktError as error:
         _fail(error, 1)
     except _USAGE_ERROR as error:
-        line = _usage_line(error, given)
-        if line is None:
-            raise SystemExit(2) from None
-        _fail(line, 2)
+        _fail(_usage_line(error, given), 2)
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
 
 
-def _usage_line(error: BaseException, given: list[str]) -> str | None:
-    """One line for a mistake that typer found; None where it has answered with the help."""
+def _usage_line(error: BaseException, given: list[str]) -> str:
+    """One line for a mistake that typer found."""
     message = " ".join(cast(_UsageShape, error).format_message().split()).rstrip(".")
-    if not message:
-        return None
     command = f"takt {given[0]}" if given and not given[0].startswith("-") else "takt"
     if message.startswith("No such command"):
         command = "takt"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
+from takt.cli.report import check_folder, write_report
+from takt.cli.stage_bars import stage_bars
 from takt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from takt.plan.simulation_request import SimulationRequest
 
 Model = Annotated[
-    str, typer.Argument(help="Alias such as llama-3-8b, a config.json, its directory, or a GGUF.")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Alias such as llama-3-8b, a config.json, its directory, or a GGUF."
+    ),
 ]
 Hardware = Annotated[str, typer.Option(help="Number and kind of devices, such as 16xA100-80G.")]
 HardwareFile = Annotated[
@@ -185,14 +189,7 @@ def simulate(
 def _make_plan(request: PlanRequest) -> Plan:
     from takt.plan.search import make_plan
 
-    with _progress() as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def on_progress(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.update(tasks[stage], completed=done)
-
+    with stage_bars() as on_progress:
         return make_plan(request, on_progress)
 
 
@@ -200,10 +197,7 @@ def _draw(made: Plan, chart: Path) -> None:
     from takt.plan.chart import plan_html, plan_svg
 
     text = plan_svg(made) if chart.suffix == ".svg" else plan_html(made)
-    try:
-        chart.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"--chart {chart} cannot be written: {error.strerror}") from error
+    write_report(chart, text, "--chart")
 
 
 def _simulate(
@@ -227,14 +221,13 @@ def _run(
 
     experiments = request.experiments()
     found = {}
-    with _progress() as progress:
+    with stage_bars() as on_progress:
         for name, experiment in experiments.items():
-            task = progress.add_task(f"replications, {name}", total=replications)
             found[name] = run_replications(
                 experiment,
                 replications,
                 num_processes=num_processes,
-                on_progress=partial(_advance, progress, task),
+                on_progress=partial(on_progress, f"replications, {name}"),
             )
     return found
 
@@ -259,22 +252,7 @@ def _simulation_report(
     }
 
 
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-
-
-def _advance(progress: Progress, task: TaskID, done: int, _total: int) -> None:
-    progress.update(task, completed=done)
-
-
 def _check_chart(chart: Path | None) -> None:
     if chart is not None and chart.suffix not in (".svg", ".html"):
         raise ConfigError(f"--chart {chart} ends with neither .svg nor .html; name one of them")
-    if chart is not None and not chart.parent.is_dir():
-        raise ConfigError(f"--chart {chart} cannot be written: there is no folder {chart.parent}")
+    check_folder(chart, "--chart")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from takt.cli.options import ENGINE_TABLES, engine_config, with_options
+from takt.cli.report import check_folder, report_console, write_report
 from takt.cli.stage_bars import stage_bars
 from takt.config import EngineConfig
 from takt.errors import ConfigError
@@ -72,8 +73,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show where the time of a step goes, instruction by instruction."""
         request = ProfileRequest(context, batch_size, prefill_tokens, steps)
-        if html is not None and not html.parent.is_dir():
-            raise ConfigError(f"--html {html} cannot be written: there is no folder {html.parent}")
+        check_folder(html, "--html")
         _show(engine_config({**options, "model": model}), request, as_json, html)
 
 
@@ -140,9 +140,7 @@ def _show(config: EngineConfig, request: ProfileRequest, as_json: bool, html: Pa
         ]
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = max(console.width, _FILE_WIDTH)
+        console = report_console(_FILE_WIDTH)
         for (name, profile), peak in zip(found, peaks, strict=True):
             console.rule(name)
             console.print(summary(profile), markup=False)
@@ -151,10 +149,7 @@ def _show(config: EngineConfig, request: ProfileRequest, as_json: bool, html: Pa
             console.print(_peak_line(peak), markup=False)
     if html is not None:
         page = profile_html(found, peaks, f"{config.model.model}: where a step's time goes")
-        try:
-            html.write_text(page)
-        except OSError as error:
-            raise ConfigError(f"--html {html} cannot be written: {error.strerror}") from error
+        write_report(html, page, "--html")
 
 
 def _peak_line(peak: Peaks | None) -> str:

@@ -3,33 +3,52 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 OnProgress = Callable[[str, int, int], None]
 """Stage, done, total."""
 
+_DRAW_SECONDS = 0.25
+
 
 @contextlib.contextmanager
 def stage_bars() -> Iterator[OnProgress]:
-    """Draws only when told of progress: a drawing thread would take time from the measurement."""
+    """Draws when told of progress, and no more than four times a second.
+
+    Drawing takes time from what is measured, and so would a thread that draws.
+    """
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
+        TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
         auto_refresh=False,
     )
     tasks: dict[str, TaskID] = {}
+    next_draw_s = 0.0
 
     def on_progress(stage: str, done: int, total: int) -> None:
-        if stage not in tasks:
+        nonlocal next_draw_s
+        is_new = stage not in tasks
+        if is_new:
             tasks[stage] = progress.add_task(stage, total=total)
         progress.update(tasks[stage], completed=done)
-        if progress.console.is_terminal:
+        now_s = time.monotonic()
+        if progress.console.is_terminal and (is_new or now_s >= next_draw_s):
+            next_draw_s = now_s + _DRAW_SECONDS
             progress.refresh()
 
     with progress:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from takt.cli.report import check_folder, report_console, write_report
 from takt.cli.stage_bars import stage_bars
 from takt.errors import ConfigError
 
@@ -61,8 +61,7 @@ def topo(
             raise ConfigError("--measure measures this CPU and takes --json alone")
         _measure(as_json)
         return
-    if svg is not None and not svg.parent.is_dir():
-        raise ConfigError(f"--svg {svg} cannot be written: there is no folder {svg.parent}")
+    check_folder(svg, "--svg")
     topology = _topology(source, cpus)
     reports = _reports(topology, tensor_parallel_size, pipeline_parallel_size)
     if as_json:
@@ -72,14 +71,11 @@ def topo(
         }
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
     else:
-        console = _console()
+        console = report_console(_FILE_WIDTH)
         print_topology(topology, console)
         print_placements(reports, console)
     if svg is not None:
-        try:
-            svg.write_text(topology_svg(topology, reports[0].placement))
-        except OSError as error:
-            raise ConfigError(f"--svg {svg} cannot be written: {error.strerror}") from error
+        write_report(svg, topology_svg(topology, reports[0].placement), "--svg")
 
 
 def _topology(source: str | None, cpus: bool) -> Topology:
@@ -119,13 +115,6 @@ def _measure(as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(asdict(figures), indent=2, allow_nan=False) + "\n")
     else:
-        print_figures(figures, _console())
-        _console().print(f"written to {path}: takt plan --hardware {path.stem} uses it")
-
-
-def _console() -> Console:
-    """In a file, a table is as wide as it needs."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _FILE_WIDTH)
-    return console
+        console = report_console(_FILE_WIDTH)
+        print_figures(figures, console)
+        console.print(f"written to {path}: takt plan --hardware {path.stem} uses it")

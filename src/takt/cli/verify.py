@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from takt.cli.bench import ProgressBars, report_console
 from takt.cli.options import verify_options, with_options
+from takt.cli.report import check_folder, report_console, write_report
+from takt.cli.stage_bars import stage_bars
 from takt.verify.options import VerifyOptions
 
 ModelArgument = Annotated[
     str | None,
-    typer.Argument(metavar="[MODEL]", help="Model to serve here; the plan's if not given."),
+    typer.Argument(metavar="MODEL", help="Model to serve here; the plan's if not given."),
 ]
 
 FAIL_EXIT_CODE = 1
@@ -33,21 +35,21 @@ def register(app: typer.Typer) -> None:
 
 
 def _run(model: str | None, options: VerifyOptions) -> bool:
-    from takt.bench.results import write_file
     from takt.verify.flags import VerifyFlags
     from takt.verify.report import comparison_report, print_comparison
     from takt.verify.verify import verify
 
+    json_file = None if options.json in (None, "-") else Path(options.json)
+    check_folder(json_file, "--json")
     standard_input = sys.stdin.buffer.read() if options.plan == "-" else b""
     request = VerifyFlags(model, options, standard_input).request()
-    with ProgressBars() as on_progress:
+    with stage_bars() as on_progress:
         found = verify(request, on_progress)
-    writes_to_stdout = options.json == "-"
-    print_comparison(found, report_console(writes_to_stdout))
+    print_comparison(found, report_console(is_stderr=options.json == "-"))
     if options.json is not None:
         content = json.dumps(comparison_report(found), indent=2, allow_nan=False) + "\n"
-        if writes_to_stdout:
+        if json_file is None:
             sys.stdout.write(content)
         else:
-            write_file(options.json, content.encode(), "--json")
+            write_report(json_file, content, "--json")
     return found.passes

@@ -127,7 +127,9 @@ class PrecisionInUse:
                 inputs = "+".join(sorted({activations_of(kind).value for kind in kinds}))
                 groups.setdefault(f"{labels} x {inputs}", []).append(operator.value)
         parts = [f"{' '.join(names)} {what}" for what, names in groups.items()]
-        return f"{self.policy.name} ({', '.join(parts)}; KV {self.policy.kv_dtype.label}; norms f32)"
+        return (
+            f"{self.policy.name} ({', '.join(parts)}; KV {self.policy.kv_dtype.label}; norms f32)"
+        )
 
 
 def uniform(precision: OperatorPrecision) -> dict[Operator, OperatorPrecision]:
