@@ -2,6 +2,7 @@
 MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
+EXTRA ?=
 PYTHON ?= python3
 
 VENV := .venv
@@ -13,8 +14,9 @@ NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMak
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
 
+# EXTRA=gateway (or redis, otel, nvml, torch) adds what that part needs.
 install: $(VENV)/.installed
-	@:
+	@[ -z "$(EXTRA)" ] || scripts/install $(BIN) $(EXTRA)
 
 $(VENV)/.venv-made:
 	@scripts/check-prerequisites $(PYTHON)

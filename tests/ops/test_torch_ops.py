@@ -250,7 +250,7 @@ def test_unknown_backend_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "module", "remedy"),
-    [("torch", "torch", "pip install"), ("native", "takt._native", "make install")],
+    [("torch", "torch", "make install EXTRA=torch"), ("native", "takt._native", "make install")],
 )
 def test_missing_backend_says_what_to_install(backend: str, module: str, remedy: str) -> None:
     """In a fresh interpreter, to which the module looks uninstalled."""

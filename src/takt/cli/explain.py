@@ -65,7 +65,9 @@ def fetch(url: str, api_key: str | None, num_worst: int = 10) -> dict[str, Any]:
         why = reasons.get(error.code, f"it answered {error.code}")
         raise TaktError(f"{url}: {why}") from None
     except (OSError, ValueError) as error:
-        raise TaktError(f"{url}: no server answers there ({error})") from None
+        reason = getattr(error, "reason", error)
+        why = getattr(reason, "strerror", None) or reason
+        raise TaktError(f"{url}: no server answers there ({why})") from None
     if not isinstance(report, dict) or "late_gaps" not in report:
         raise TaktError(f"{url}: /slo is not the report of a Takt server")
     return report

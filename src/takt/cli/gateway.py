@@ -119,4 +119,4 @@ def _options(values: dict[str, Any]) -> GatewayOptions:
 
 
 def _missing(error: ImportError) -> str:
-    return f"the gateway needs the extra: .venv/bin/pip install -e '.[gateway]' ({error})"
+    return f"the gateway needs the extra: make install EXTRA=gateway ({error})"

@@ -91,9 +91,7 @@ def _make_tracing(options: GatewayOptions) -> Tracing:
     try:
         from takt.gateway.otel_tracing import OtelTracing
     except ImportError:
-        raise ConfigError(
-            "--otlp-endpoint needs the extra: .venv/bin/pip install -e '.[otel]'"
-        ) from None
+        raise ConfigError("--otlp-endpoint needs the extra: make install EXTRA=otel") from None
     return OtelTracing(options.otlp_endpoint)
 
 

@@ -96,7 +96,7 @@ def make_sealer(bodies_at_rest: str, key_file: str | None) -> Sealer:
         except ImportError:
             raise ConfigError(
                 "--bodies-at-rest encrypted needs the package cryptography: "
-                ".venv/bin/pip install -e '.[gateway]'"
+                "make install EXTRA=gateway"
             ) from None
     if key_file is not None:
         raise ConfigError("--encryption-key-file is given, but not --bodies-at-rest encrypted")

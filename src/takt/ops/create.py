@@ -49,7 +49,6 @@ def _create_torch(num_threads: int | None) -> Ops:
         if error.name != "torch":
             raise
         raise ConfigError(
-            "--backend torch needs PyTorch, which is not installed; run "
-            "`.venv/bin/pip install -e '.[torch]'`"
+            "--backend torch needs PyTorch, which is not installed; run `make install EXTRA=torch`"
         ) from error
     return TorchOps(num_threads=num_threads)

@@ -27,7 +27,7 @@ def make_store(url: str, *, volatile: bool = False) -> Store:
             from takt.gateway.store.redis import RedisStore
         except ImportError:
             raise ConfigError(
-                "--store with a Redis needs the extra: .venv/bin/pip install -e '.[redis]'"
+                "--store with a Redis needs the extra: make install EXTRA=redis"
             ) from None
         return RedisStore(url, volatile=volatile)
     raise ConfigError(f"--store {url!r} is none of: sqlite:///PATH, redis://HOST:PORT/DB")
