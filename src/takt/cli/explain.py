@@ -66,8 +66,8 @@ def fetch(url: str, api_key: str | None, num_worst: int = 10) -> dict[str, Any]:
         raise TaktError(f"{url}: {why}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
-        why = getattr(reason, "strerror", None) or reason
-        raise TaktError(f"{url}: no server answers there ({why})") from None
+        cause = getattr(reason, "strerror", None) or reason
+        raise TaktError(f"{url}: no server answers there ({cause})") from None
     if not isinstance(report, dict) or "late_gaps" not in report:
         raise TaktError(f"{url}: /slo is not the report of a Takt server")
     return report
