@@ -1,5 +1,6 @@
 """Calibration at start-up: its time, its file, its dummy steps, and the floor it finds."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -145,11 +146,26 @@ def test_a_broken_file_is_measured_anew() -> None:
     path = calibration_path(engine_config(slo_itl_p99_ms=20.0), 1)
     kept = read_calibration(path)
     assert kept is not None
-    for text in ("", "{}", '{"pieces": 3}', path.read_text().replace(str(kept.floor_ns), "-1")):
-        path.write_text(text)
-        assert read_calibration(path) is None
-        assert build(ManualClock(), slo_itl_p99_ms=20.0)[1].num_steps > 20
-        assert read_calibration(path) == kept
+    plain = json.loads(path.read_text())
+    changes: list[dict[str, Any]] = [
+        {"floor_ns": -1},
+        {"floor_ns": 10**100},
+        {"pieces": 3},
+        {"pieces": [[0] * 5] * 2},
+        {"pieces": [[1e300] * 5] * 2},
+        {"pieces": [[10**400] * 5] * 2},
+        {"residual_ratios": []},
+        {"residual_ratios": [0.0]},
+        {"num_steps": "26"},
+    ]
+    texts = ["", "{}", "[]", "[" * 100_000, '{"a":' * 100_000, "\udcff"]
+    texts += [json.dumps(plain | change) for change in changes]
+    texts += [json.dumps(plain | {"floor_ns": 9}).replace("9", "1e999")]
+    for text in texts:
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert read_calibration(path) is None, text[:80]
+    assert build(ManualClock(), slo_itl_p99_ms=20.0)[1].num_steps > 20
+    assert read_calibration(path) == kept
     write_calibration(path / "no" / "folder", kept)  # only costs the next start its time
 
 

@@ -69,12 +69,26 @@ def test_coloured_text_and_blanks_for_tabs_read_the_same() -> None:
         (lambda t: t.replace("NV2", "NV1", 1), "disagree"),
         (lambda t: t.replace(" X ", "PIX", 1), "diagonal"),
         (lambda t: t.replace("GPU0\t X \tNV1\tNV1\tNV2\tNV2\tSYS\tSYS\tSYS", "GPU0\tX"), "too few"),
+        (lambda t: t.replace("NV2", "NV" + "2" * 5000), "known: PIX"),
+        (lambda t: t.replace("NV2", "NV" + "2" * 400), "known: PIX"),
+        (lambda t: t.replace("GPU7", "GPU6"), "same name"),
+        (lambda t: t.replace("0-19", "0-19999999999"), "the CPUs of GPU0: '0-19999999999' is no"),
+        (lambda t: t.replace("0-19", "0-"), "is no CPU and no range"),
+        (lambda t: t.replace("0-19", "19-0"), "is no CPU and no range"),
+        (lambda t: t.replace("0-19", "1-2-3"), "is no CPU and no range"),
     ],
 )
 def test_text_that_makes_no_sense_is_refused(edit: Callable[[str], str], message: str) -> None:
     with pytest.raises(TopologyError, match=message) as error:
         accelerators_from_text(edit(text_of("dgx1_v100")), "some.txt")
     assert str(error.value).startswith("some.txt: ")
+
+
+@pytest.mark.parametrize("node", ["²", "1" * 5000, "N/A"])
+def test_what_is_no_numa_node_is_none(node: str) -> None:
+    text = f"\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\tX\t0-3\t{node}\n"
+    (device,) = accelerators_from_text(text, "a").devices
+    assert device.numa_node is None
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +162,9 @@ def test_this_machine_can_be_read() -> None:
 def test_cpu_lists_are_written_as_they_are_read() -> None:
     assert parse_cpu_list("0-3,8,10-11\n") == (0, 1, 2, 3, 8, 10, 11)
     assert format_cpu_list((11, 10, 8, 3, 2, 1, 0)) == "0-3,8,10-11"
+    for text in ("²", "1" * 5000, "0-65536", "-1", "a"):
+        with pytest.raises(ValueError, match="is no CPU"):
+            parse_cpu_list(text)
     assert parse_cpu_list("") == () and format_cpu_list(()) == ""
 
 

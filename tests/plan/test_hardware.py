@@ -87,6 +87,10 @@ def test_what_was_measured_on_this_machine_is_found(empty_cache: Path) -> None:
         ("attention_share = 0.8", "attention_share = 1.8", "memory.attention_share"),
         ("[launch]", "[lunch]", "launch"),
         ("[memory]", "[memory", "is not TOML"),
+        ("[memory]", "a = " + "[" * 5000 + "\n[memory]", "nested too deeply"),
+        ("num_units = 132", "num_units = " + "1" * 5000, "is not TOML"),
+        ("num_units = 132", "num_units = " + "1" * 400, "compute.num_units"),
+        ("bandwidth_gb_s = 3350.0", "bandwidth_gb_s = " + "1" * 400, "memory.bandwidth_gb_s"),
     ],
 )
 def test_a_wrong_file_is_refused_by_file_and_field(

@@ -13,6 +13,8 @@ from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.create import create_scheduler
 from takt.scheduler.output import FinishedRequest, SampledToken, SchedulerOutput
 from takt.scheduler.request import Request
+from takt.scheduler.slo import NO_SLO, SLO
+from takt.scheduler.step_time import StepFeatures
 from takt.types.sampling_params import SamplingParams
 
 VOCAB_SIZE = 7
@@ -50,6 +52,7 @@ def make_request(
     priority: int = 0,
     salt: str = "",
     stops: Sequence[int] = (),
+    slo: SLO = NO_SLO,
     **sampling: Any,
 ) -> Request:
     return Request(
@@ -61,7 +64,18 @@ def make_request(
         arrival_ns=arrival_ns,
         priority=priority,
         cache_salt=salt,
+        slo=slo,
     )
+
+
+class UnitTimes:
+    """A step takes one nanosecond, and one more for each sequence and token of a prompt."""
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        return 1.0 + features.num_decode_seqs + features.num_prefill_tokens
+
+    def p99_ns(self, features: StepFeatures) -> float:
+        return self.predict_ns(features)
 
 
 class ScheduleRunner:
@@ -92,6 +106,7 @@ class ScheduleRunner:
             max_num_rows=max_num_rows,
             max_steps_in_flight=max_steps_in_flight,
             num_micro_batches=num_micro_batches,
+            predictor=UnitTimes(),
         )
         self.max_steps_in_flight = max_steps_in_flight
         self.max_num_rows = max_num_rows or 10**9
@@ -132,6 +147,9 @@ class ScheduleRunner:
         """Updates the oldest step in flight."""
         output, sampled, _ = self.in_flight.popleft()
         finished = self.scheduler.update(output, sampled)
+        num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
+        features = StepFeatures(num_decodes, output.num_prefill_tokens, num_decodes, num_decodes)
+        self.scheduler.observe(features, 1, self.now_ns)
         for end in finished:
             key = (end.request.request_id, end.request.choice)
             assert key not in self.finished

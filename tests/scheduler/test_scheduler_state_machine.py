@@ -9,13 +9,14 @@ from schedule_runner import STOP, VOCAB_SIZE, ScheduleRunner, check_texts, make_
 
 from takt.errors import InvalidRequestError
 from takt.scheduler.request import Request
+from takt.scheduler.slo import NS_PER_MS, SLO
 
 PROMPTS = st.lists(st.integers(1, 2), min_size=1, max_size=30)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        policy=st.sampled_from(["fcfs", "priority"]),
+        policy=st.sampled_from(["fcfs", "priority", "pace"]),
         reservation=st.sampled_from(["full", "optimistic"]),
         chunked=st.booleans(),
         caching=st.booleans(),
@@ -25,6 +26,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_rows=st.sampled_from([None, 4, 9]),
         steps=st.integers(1, 3),
         is_pipeline=st.booleans(),
+        itl_ns=st.sampled_from([None, 4, 12, 40]),
+        ttft_ns=st.sampled_from([None, 1, 30, 10**6]),
     )
     def start(
         self,
@@ -38,7 +41,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_rows: int | None,
         steps: int,
         is_pipeline: bool,
+        itl_ns: int | None,
+        ttft_ns: int | None,
     ) -> None:
+        is_pace = policy == "pace"
+        if not is_pace or reservation == "optimistic":
+            itl_ns = None
         self.runner = ScheduleRunner(
             num_blocks=num_blocks,
             windows=windows,
@@ -48,8 +56,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             kv_reservation=reservation,
             scheduling_policy=policy,
-            enable_chunked_prefill=chunked,
+            enable_chunked_prefill=chunked or is_pace,
             max_num_batched_tokens=num_tokens,
+            slo_itl_p99_ms=itl_ns and itl_ns / NS_PER_MS,
+            slo_ttft_p99_ms=ttft_ns and ttft_ns / NS_PER_MS,
         )
         self.is_full = reservation == "full"
         self.added: list[Request] = []
@@ -58,11 +68,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt=PROMPTS,
         max_tokens=st.integers(0, 20),
         n=st.sampled_from([1, 1, 1, 2, 3, 4]),
-        priority=st.integers(0, 2),
+        priority=st.sampled_from([0, 1, 2, -(2**62), 2**62]),
         salt=st.sampled_from(["", "s"]),
         stops=st.sampled_from([(), (STOP,), tuple(range(VOCAB_SIZE))]),
         min_tokens=st.integers(0, 3),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        slo=st.builds(
+            SLO, st.sampled_from([None, None, 1, 6]), st.sampled_from([None, 1, 50, 10**15])
+        ),
     )
     def add(
         self,
@@ -74,6 +87,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         stops: tuple[int, ...],
         min_tokens: int,
         prompt_logprobs: int | None,
+        slo: SLO,
     ) -> None:
         request = make_request(
             f"r{len(self.added)}",
@@ -86,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             n=n,
             min_tokens=min(min_tokens, max_tokens),
             prompt_logprobs=prompt_logprobs,
+            slo=slo,
         )
         try:
             self.runner.add(request)

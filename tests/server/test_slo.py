@@ -41,6 +41,13 @@ def test_tokens_are_counted_streamed_or_not() -> None:
     assert 'takt_slo_target_seconds{engine="0",model_name="fake-model",slo="itl"} 0.012' in text
 
 
+@pytest.mark.parametrize("worst", ["-1", "x", "", "1025", "1e3", "1" * 5000])
+def test_a_wrong_number_of_worst_tokens_is_an_error(http: httpx.Client, worst: str) -> None:
+    answer = http.get("/slo", params={"worst": worst})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "worst"
+
+
 def test_slo_needs_the_key_where_there_is_one() -> None:
     with FakeServer(api_key=("secret",)) as server:
         assert httpx.get(f"{server.url}/slo").status_code == 401

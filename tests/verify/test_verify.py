@@ -93,6 +93,18 @@ class TestStepLog:
         with pytest.raises(ConfigError, match="--step-log"):
             StepLog(tmp_path / "none" / "steps")
 
+    def test_a_full_disk_ends_the_log_and_nothing_else(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        log = StepLog(Path("/dev/full"))
+        for i in range(3):
+            log.add(step(1_000 * i, 1_000 * i + 1))
+        log.close()
+        assert [record.getMessage() for record in caplog.records] == [
+            "--step-log /dev/full ends here: No space left on device"
+        ]
+        StepLog(Path("/dev/full")).close()
+
 
 class TestCalibration:
     def test_a_step_lasts_from_the_end_of_the_one_before_while_there_is_work(self) -> None:

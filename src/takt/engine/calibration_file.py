@@ -5,18 +5,37 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 import takt
 from takt.config import EngineConfig, cache_home
 from takt.engine.calibrate import Calibration
-from takt.scheduler.step_time import StepCoefficients, StepTimeModel
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 _FORMAT = 1
+
+_MAX_NS = 1e12
+"""No step takes a quarter of an hour: a file that says so was not written here."""
+_MAX_RATIO = 1000.0
+
+_Nanoseconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_NS)]
+_Piece = tuple[_Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds]
+_Ratio = Annotated[float, msgspec.Meta(gt=0, le=_MAX_RATIO)]
+
+
+class _Kept(msgspec.Struct):
+    """What a file holds; whoever may write to the cache may have written anything."""
+
+    pieces: tuple[_Piece, _Piece]
+    residual_ratios: Annotated[list[_Ratio], msgspec.Meta(min_length=1)]
+    floor_ns: Annotated[int, msgspec.Meta(ge=1, le=int(_MAX_NS))]
+    num_steps: Annotated[int, msgspec.Meta(ge=1)]
+    seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 def calibration_path(config: EngineConfig, num_threads: int) -> Path:
@@ -47,19 +66,23 @@ def calibration_path(config: EngineConfig, num_threads: int) -> Path:
 
 
 def read_calibration(path: Path) -> Calibration | None:
-    """None if there is none or it cannot be read: it is measured again then."""
+    """None if there is none or it cannot be one: it is measured again then."""
     try:
-        plain = json.loads(path.read_text())
-        first, second = (StepCoefficients(*map(float, piece)) for piece in plain["pieces"])
-        ratios = tuple(float(ratio) for ratio in plain["residual_ratios"])
-        floor_ns, seconds = int(plain["floor_ns"]), float(plain["seconds"])
-        num_steps = int(plain["num_steps"])
-    except (OSError, ValueError, TypeError, KeyError):
+        kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
-    numbers = (*first, *second, *ratios, floor_ns)
-    if not ratios or floor_ns < 1 or not all(math.isfinite(n) and n >= 0 for n in numbers):
+    first, second = (StepCoefficients(*piece) for piece in kept.pieces)
+    model = StepTimeModel((first, second), tuple(sorted(kept.residual_ratios)))
+    if not _is_plausible(model):
         return None
-    return Calibration(StepTimeModel((first, second), ratios), floor_ns, num_steps, seconds)
+    return Calibration(model, kept.floor_ns, kept.num_steps, kept.seconds)
+
+
+def _is_plausible(model: StepTimeModel) -> bool:
+    """Whether steps take time, and one of some size no longer than the largest there may be."""
+    least_ns = model.predict_ns(StepFeatures(1, 0, 1, 1))
+    some_ns = model.predict_ns(StepFeatures(16, 64, 8192, 16384))
+    return least_ns >= 1.0 and some_ns <= _MAX_NS
 
 
 def write_calibration(path: Path, calibration: Calibration) -> None:

@@ -33,6 +33,7 @@ MAX_LOST = 100
 """Looks at a record that changes hands; each is one lease of another gateway that ended."""
 
 MAX_DEADLINE_MS = 86_400_000
+_MAX_DEADLINE_DIGITS = len(str(MAX_DEADLINE_MS))
 
 
 @dataclass(slots=True)
@@ -225,7 +226,8 @@ class Handler:
         allowed_ms = route.retry.deadline_ms
         given = request.headers.get(DEADLINE_HEADER)
         if given is not None:
-            if not given.isascii() or not given.isdigit() or not 0 < int(given) <= MAX_DEADLINE_MS:
+            is_number = given.isascii() and given.isdigit() and len(given) <= _MAX_DEADLINE_DIGITS
+            if not (is_number and 0 < int(given) <= MAX_DEADLINE_MS):
                 raise InvalidRequestError(
                     f"{DEADLINE_HEADER} must be 1 to {MAX_DEADLINE_MS} milliseconds, "
                     f"got {given[:32]!r}",

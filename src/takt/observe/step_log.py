@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -9,6 +11,8 @@ from typing import BinaryIO
 import msgspec
 
 from takt.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 FLUSH_NS = 500_000_000
 """A line is in the file after this time and the next step, or when the log is closed."""
@@ -38,26 +42,47 @@ _LINE = ("{" + ",".join(f'"{name}":%d' for name in _FIELDS) + "}\n").encode()
 
 
 class StepLog:
-    """Appends steps to a file. The file belongs to one server: what it held before goes."""
+    """Appends steps to a file. The file belongs to one server: what it held before goes.
+
+    A file that takes no more, as on a full disk, ends the log and nothing else.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` if the file cannot be written."""
         try:
-            self._file: BinaryIO = path.open("wb")
+            self._file: BinaryIO | None = path.open("wb")
         except OSError as error:
             raise ConfigError(f"--step-log {path}: {error.strerror}") from None
+        self._path = path
         self._flushed_ns = 0
 
     def add(self, step: object) -> None:
         """`step` has the fields of `LoggedStep`; one a step, in some microseconds."""
-        self._file.write(_LINE % tuple([getattr(step, name) for name in _FIELDS]))
-        now_ns: int = step.update_end_ns  # type: ignore[attr-defined]
-        if now_ns - self._flushed_ns > FLUSH_NS:
-            self._flushed_ns = now_ns
-            self._file.flush()
+        if self._file is None:
+            return
+        try:
+            self._file.write(_LINE % tuple([getattr(step, name) for name in _FIELDS]))
+            now_ns: int = step.update_end_ns  # type: ignore[attr-defined]
+            if now_ns - self._flushed_ns > FLUSH_NS:
+                self._flushed_ns = now_ns
+                self._file.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        _log.error("--step-log %s ends here: %s", self._path, error.strerror)
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()  # it tries once more to write what it holds
 
 
 def read_step_log(path: Path) -> list[LoggedStep]:

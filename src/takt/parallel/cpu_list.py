@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+MAX_CPUS = 1 << 16
+"""Far above what a kernel is built for; a range in a text from elsewhere may name any number."""
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Ascending numbers; raises `ValueError` for anything else than numbers and ranges."""
+    """Ascending numbers; raises `ValueError` for anything else than numbers and ranges of CPUs."""
     cpus: set[int] = set()
     for part in text.strip().split(","):
         if not part:
             continue
-        first, dash, last = part.partition("-")
-        cpus.update(range(int(first), int(last if dash else first) + 1))
+        match = _RANGE.fullmatch(part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < MAX_CPUS:
+            raise ValueError(f"{part[:32]!r} is no CPU and no range of CPUs")
+        cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
 
 

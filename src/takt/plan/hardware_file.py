@@ -10,6 +10,10 @@ from typing import Any
 
 from takt.plan.errors import PlanInputError
 
+_LARGEST = 2**63 - 1
+"""TOML's own limit; Python's reader takes integers of any size."""
+_MAX_SHOWN = 64
+
 
 def read_toml(path: Path) -> Mapping[str, Any]:
     """Raises `PlanInputError` that names the file."""
@@ -17,7 +21,10 @@ def read_toml(path: Path) -> Mapping[str, Any]:
         return tomllib.loads(path.read_text())
     except OSError as error:
         raise PlanInputError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise PlanInputError(f"{path}: is not TOML that can be read: nested too deeply") from None
+    except ValueError as error:
+        # Text that is no UTF-8 and numbers of thousands of digits too.
         raise PlanInputError(f"{path}: is not TOML: {error}") from error
 
 
@@ -68,14 +75,14 @@ class Section:
 
     def whole(self, key: str, default: int | None = None) -> int:
         value = self._data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"must be a whole number of at least 1, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+            raise self.error(key, f"must be a whole number of at least 1, got {_shown(value)}")
         return value
 
     def not_negative(self, key: str, default: float | None = None) -> float:
         value = self._data.get(key, default)
         if not _is_number(value) or value < 0:
-            raise self.error(key, f"must be a number of at least 0, got {value!r}")
+            raise self.error(key, f"must be a number of at least 0, got {_shown(value)}")
         return float(value)
 
     def positive(self, key: str) -> float:
@@ -98,4 +105,11 @@ class Section:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return -_LARGEST <= value <= _LARGEST if isinstance(value, int) else math.isfinite(value)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -18,6 +18,8 @@ from takt.server.errors import HttpError, unavailable
 from takt.server.protocol import DetokenizeRequest, TokenizeRequest
 from takt.server.state import ServedModel, ServerState, check_model_name
 
+MAX_WORST_DIGITS = len(str(NUM_KEPT))
+
 MAX_TOKENIZE_CHARS = 4 * 1024 * 1024
 """Of a text that is only tokenised; it keeps a thread busy for about a second per million."""
 
@@ -136,7 +138,8 @@ async def slo(request: Request, state: ServerState) -> Response:
     `?worst=N` gives the N worst gaps and first tokens of those that are held.
     """
     worst = request.query_params.get("worst", str(NUM_WORST))
-    if not (worst.isdecimal() and int(worst) <= NUM_KEPT):
+    # Python reads no number of thousands of digits.
+    if not (worst.isdecimal() and len(worst) <= MAX_WORST_DIGITS and int(worst) <= NUM_KEPT):
         raise InvalidRequestError(
             f"worst must be a number from 0 to {NUM_KEPT}, got {worst[:32]!r}", param="worst"
         )

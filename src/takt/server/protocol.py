@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
+from takt.config import MAX_TARGET_MS
 from takt.engine.sizing import MAX_BIASES_PER_ROW
 from takt.errors import InvalidRequestError
 from takt.scheduler.slo import SLO, is_target_ms
@@ -45,7 +46,8 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, value in (("itl_ms", self.itl_ms), ("ttft_ms", self.ttft_ms)):
             if value is not None and not is_target_ms(value):
                 raise InvalidRequestError(
-                    f"slo.{name} must be a number of milliseconds above 0, got {value:g}",
+                    f"slo.{name} must be a number of milliseconds above 0 and below "
+                    f"{MAX_TARGET_MS:g}, got {value:g}",
                     param=f"slo.{name}",
                 )
         return SLO.from_ms(self.itl_ms, self.ttft_ms)

@@ -13,6 +13,8 @@ from takt.parallel.topology.errors import TopologyError
 from takt.parallel.topology.graph import Device
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_LINKS = re.compile(r"NV(\d{1,3})", re.ASCII)
+_NODE = re.compile(r"\d{1,9}", re.ASCII)
 _LEVELS = {level.name: level for level in Level} | {"SOC": Level.SYS}
 """SOC is what drivers before 2017 wrote for SYS."""
 
@@ -29,6 +31,8 @@ def accelerators_from_text(text: str, source: str) -> Accelerators:
             f"{source}: no line begins the matrix of GPUs; give the output of nvidia-smi topo -m"
         )
     names = [name for name in lines[header_at].split() if re.fullmatch(r"GPU\d+", name)]
+    if len(set(names)) < len(names):
+        raise TopologyError(f"{source}: two columns have the same name")
     columns = _columns(lines[header_at])
     rows = {}
     for line in lines[header_at + 1 :]:
@@ -84,11 +88,11 @@ def _pair(cell: str, a: str, b: str, source: str) -> tuple[Level | None, int]:
         raise TopologyError(f"{source}: {a} to {b} is {cell!r}; X belongs on the diagonal alone")
     if cell == "X":
         return None, 0
-    if match := re.fullmatch(r"NV(\d+)", cell):
+    if match := _LINKS.fullmatch(cell):
         return None, int(match[1])
     if cell not in _LEVELS:
         known = ", ".join([*_LEVELS, "NV#"])
-        raise TopologyError(f"{source}: {a} to {b} is {cell!r}; known: {known}")
+        raise TopologyError(f"{source}: {a} to {b} is {cell[:32]!r}; known: {known}")
     return _LEVELS[cell], 0
 
 
@@ -96,9 +100,12 @@ def _device(name: str, affinity: list[str], source: str) -> Device:
     """CPUs and NUMA node follow the matrix; either may be N/A."""
     cpus: tuple[int, ...] = ()
     if affinity and re.fullmatch(r"[\d,-]+", affinity[0]):
-        cpus = parse_cpu_list(affinity[0])
+        try:
+            cpus = parse_cpu_list(affinity[0])
+        except ValueError as error:
+            raise TopologyError(f"{source}: the CPUs of {name}: {error}") from None
     node = None
-    if len(affinity) > 1 and affinity[1].isdigit():
+    if len(affinity) > 1 and _NODE.fullmatch(affinity[1]):
         node = int(affinity[1])
     return Device(name, numa_node=node, cpus=cpus)
 
