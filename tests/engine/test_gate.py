@@ -185,6 +185,19 @@ def test_an_earlier_promise_is_not_broken_for_a_shorter_request() -> None:
     assert "earlier_promises" in refused
 
 
+def test_one_that_will_be_late_anyhow_holds_nobody_off() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
+    served.ask("running", 50, 2_000)
+    served.step()
+    served.ask("late", 400, 5, priority=2**62)
+    served.clock.advance(2_000 * MS)
+    served.tell()
+    served.ask("next", 50, 5)
+    with pytest.raises(OverloadedError, match="prefill_backlog"):
+        for i in range(50):
+            served.ask(f"r{i}", 400, 5)
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [({"max_num_seqs": 2}, "max_num_seqs"), ({"num_kv_tokens": 1600}, "kv_cache")],

@@ -7,13 +7,16 @@ import logging
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from core_driver import request
+from core_driver import engine_config, request
 from engine_process import collect, engine, expected, make_request, ready, run
 
+from takt.engine.calibrate import Calibration
+from takt.engine.calibration_file import calibration_path, write_calibration
 from takt.engine.client import EngineState
 from takt.engine.messages import AddRequest, CommandMessage, Shutdown, StepStats
 from takt.engine.proc_client import ProcessEngineClient
@@ -23,6 +26,9 @@ from takt.errors import (
     InvalidRequestError,
     OverloadedError,
 )
+from takt.scheduler.step_time import StepCoefficients, StepTimeModel
+
+MS = 1_000_000
 
 
 def test_512_streams_at_once_are_not_mixed_up() -> None:
@@ -100,6 +106,31 @@ def test_while_it_restarts_new_requests_are_told_at_once() -> None:
                 await collect(client, request("a", [1], max_tokens=1))
 
     run(work())
+
+
+def test_a_target_that_was_accepted_is_not_refused_at_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAKT_CACHE", str(tmp_path))
+    options = {"slo_itl_p99_ms": 20_000.0}
+    path = calibration_path(engine_config(model="fake", **options), 1)
+    piece = StepCoefficients(MS, 0.0, 0.0, 0.0, 0.0)
+    fast = Calibration(StepTimeModel((piece, piece), (1.0,)), MS, 26, 2.4)
+    write_calibration(path, fast)
+
+    async def scenario() -> None:
+        async with engine(**options) as client:
+            write_calibration(path, replace(fast, floor_ns=100_000 * MS))
+            assert client.engine_pid is not None
+            os.kill(client.engine_pid, signal.SIGKILL)
+            while client.epoch == 1:
+                await asyncio.sleep(0.005)
+            await ready(client)
+        with pytest.raises(EngineStartError, match="--slo-itl-p99-ms 20000 cannot be held"):
+            async with engine(**options):
+                pass
+
+    run(scenario())
 
 
 def test_three_deaths_without_a_step_end_it() -> None:

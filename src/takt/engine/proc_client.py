@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -223,7 +224,7 @@ class ProcessEngineClient:
             command=self._command,
             directory=self._directory,
             epoch=self._epoch,
-            config=self._config,
+            config=self._config if self._info is None else _as_accepted(self._config),
             placement=self._placement,
             context=self._context,
             on_event=self._on_event,
@@ -334,6 +335,11 @@ _UNAVAILABLE = {
     EngineState.DRAINING: "the server is stopping",
     EngineState.DEAD: "the engine is dead",
 }
+
+
+def _as_accepted(config: EngineConfig) -> EngineConfig:
+    """For a restart: targets that were accepted are not refused because steps take longer now."""
+    return replace(config, scheduler=replace(config.scheduler, slo_force=True))
 
 
 def _private_directory() -> Path:

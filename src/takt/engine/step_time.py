@@ -63,4 +63,4 @@ def _check_floor(options: SchedulerOptions, floor_ns: int) -> None:
                 f"{reason}; ask for more than that, take a smaller model or more threads, or "
                 "start all the same with --slo-force"
             )
-        _log.warning("%s; --slo-force starts all the same", reason)
+        _log.warning("%s; the engine starts all the same", reason)

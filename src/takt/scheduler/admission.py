@@ -113,9 +113,11 @@ class Admission:
         if snapshot.is_idle:
             elapsed = 0
         refusal = _judge(found, target, max(found.ttft_ns - elapsed, 0.0))
-        if refusal is None and (late_ns := fluid.lateness_ns(behind, snapshot.end_ns)) > 0:
-            # Whom it would make late has been promised a time; who would be late anyhow has not.
-            late_ns -= _lateness_without(snapshot, ahead, behind)
+        if refusal is None and any(late := fluid.lateness_ns(behind, snapshot.end_ns)):
+            # Whom it would make late has been promised a time; one that will be late anyhow holds
+            # nobody off: else all would be refused as long as it waits.
+            without = _lateness_without(snapshot, ahead, behind)
+            late_ns = sum(a for a, b in zip(late, without, strict=False) if b == 0.0)
             if late_ns > 0:
                 refusal = _refusal(PROMISES, found, target, found.ttft_ns - elapsed, late_ns)
         return refusal
@@ -209,7 +211,7 @@ def _refusal(reason: str, found: Forecast, target: SLO, ttft_ns: float, late_ns:
     )
 
 
-def _lateness_without(snapshot: LoadSnapshot, ahead: list[Job], behind: list[Job]) -> float:
+def _lateness_without(snapshot: LoadSnapshot, ahead: list[Job], behind: list[Job]) -> list[float]:
     fluid = Fluid(snapshot)
     fluid.run(ahead)
     return fluid.lateness_ns(behind, snapshot.end_ns)

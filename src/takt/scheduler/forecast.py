@@ -74,15 +74,15 @@ class Fluid:
                 return
             self._run(job)
 
-    def lateness_ns(self, jobs: Sequence[Job], start_ns: int) -> float:
-        """Follows jobs likewise; the sum of what they miss their deadlines by."""
-        late_ns = 0.0
+    def lateness_ns(self, jobs: Sequence[Job], start_ns: int) -> list[float]:
+        """Follows jobs likewise; what each misses its deadline by, as far as the forecast goes."""
+        late_ns = []
         for job in jobs:
             if self._time_ns > _HORIZON_NS:
                 break
             self._run(job)
-            if job.deadline_ns is not None:
-                late_ns += max(0.0, start_ns + self._time_ns - job.deadline_ns)
+            deadline_ns = math.inf if job.deadline_ns is None else job.deadline_ns
+            late_ns.append(max(0.0, start_ns + self._time_ns - deadline_ns))
         return late_ns
 
     # -- one job ------------------------------------------------------------------------------
