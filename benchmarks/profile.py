@@ -19,7 +19,7 @@ from takt.cli.profile import ProfileRequest, peaks_for, run_profile
 from takt.config import EngineConfig, ModelConfigOptions
 from takt.observe.profile_tables import Peaks, markdown_table, profile_tables, summary
 from takt.observe.step_profile import StepProfile
-from takt.ops.native.measure import cpu_name
+from takt.parallel.cpu_name import cpu_name
 from takt.plan.this_machine import read_figures
 
 ROOT = Path(__file__).resolve().parents[1]

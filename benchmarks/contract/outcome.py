@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from benchmarks.percentile import percentile
 
 from takt.bench.load import LoadRun
 from takt.bench.record import RequestRecord
@@ -71,11 +72,6 @@ class Outcome:
     def num_met(self, targets: Targets, warm_up_s: float = 0.0) -> int:
         first_ns = self.start_ns + warm_up_s * 1e9
         return sum(targets.are_met(t) for t in self.times if t.record.planned_ns >= first_ns)
-
-
-def percentile(values: Floats | Sequence[float], percent: float) -> float:
-    """The order statistic: a value that was measured."""
-    return float(np.percentile(np.asarray(values), percent, method="inverted_cdf"))
 
 
 def refusal_ms(records: Sequence[RequestRecord]) -> Floats:

@@ -8,9 +8,10 @@ from functools import cached_property
 
 import numpy as np
 from benchmarks.contract.mix import LONG, Mix, send
-from benchmarks.contract.outcome import Outcome, Targets, percentile
+from benchmarks.contract.outcome import Outcome, Targets
 from benchmarks.contract.steps import fitted
 from benchmarks.cpu.takt_server import Columns, takt_server
+from benchmarks.percentile import percentile
 
 from takt.bench.load import LoadRun
 from takt.plan.simulate.arrivals import Arrival

@@ -50,8 +50,3 @@ def decode_gaps_ms(result: BenchResult) -> npt.NDArray[np.float64]:
             is_free &= (ends <= wait_begin) | (begins >= wait_end)
         kept += ((ends - begins)[is_free] / 1e6).tolist()
     return np.array(kept)
-
-
-def percentile(values: npt.NDArray[np.float64], percent: float) -> float:
-    """The order statistic: a value that was measured."""
-    return float(np.percentile(values, percent, method="inverted_cdf"))

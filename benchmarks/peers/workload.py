@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from benchmarks.peers.engine import Engine, Timeline
+from benchmarks.percentile import percentile
 
 NUM_PROMPT, NUM_OUTPUT = 400, 128
 NUM_PREFILL = 512
@@ -66,8 +66,8 @@ def score(part: str, slices: Sequence[Sequence[Timeline]]) -> dict[str, float]:
         return {"tokens_per_s": NUM_PREFILL / float(np.median(ttft_s))}
     gaps = np.concatenate([np.diff(t.stamps_ns) for t in timelines]) / 1e6
     figures = {
-        "p50_ms": _percentile(gaps, 50),
-        "p99_ms": _percentile(gaps, 99),
+        "p50_ms": percentile(gaps, 50),
+        "p99_ms": percentile(gaps, 99),
         "largest_gap_ms": float(gaps.max()),
         "hit_rate": sum(t.num_cached_tokens for t in timelines) / (NUM_PROMPT * len(timelines)),
     }
@@ -89,7 +89,3 @@ def merit(part: str, figures: dict[str, float]) -> float:
 def _makespan_s(timelines: Sequence[Timeline]) -> float:
     first = min(t.start_ns for t in timelines)
     return (max(int(t.stamps_ns[-1]) for t in timelines) - first) / 1e9
-
-
-def _percentile(values: npt.NDArray[np.float64], percent: float) -> float:
-    return float(np.percentile(values, percent, method="inverted_cdf"))

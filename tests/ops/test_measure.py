@@ -9,12 +9,12 @@ import pytest
 from takt import _native
 from takt.ops.native import measure, products_rate
 from takt.ops.native.measure import (
-    cpu_name,
     largest_cache_bytes,
     measure_machine,
     read_sizes,
     thread_counts,
 )
+from takt.parallel.cpu_name import cpu_name
 from takt.types.quant import QuantType
 
 MOMENT_S = 0.0005

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 from benchmarks.contract.mix import Mix
-from benchmarks.contract.outcome import Outcome, Targets, percentile
+from benchmarks.contract.outcome import Outcome, Targets
 from benchmarks.contract.session import MAX_NUM_SEQS, Session, serve, simulated
 from benchmarks.contract.steps import fitted
 from benchmarks.cpu.bar import BarResult, Figure
+from benchmarks.percentile import percentile
 
 from takt.plan.simulate.result import SimulationResult
 from takt.scheduler.slo import SLO

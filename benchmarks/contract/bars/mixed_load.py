@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.contract.outcome import Outcome, percentile
+from benchmarks.contract.outcome import Outcome
 from benchmarks.contract.session import Session, serve
 from benchmarks.cpu.bar import BarResult, Figure
+from benchmarks.percentile import percentile
 
 WINDOW_S = 30.0
 WARM_UP_S = 20.0

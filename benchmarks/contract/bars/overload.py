@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.contract.outcome import percentile, refusal_ms
+from benchmarks.contract.outcome import refusal_ms
 from benchmarks.contract.session import Served, Session, serve
 from benchmarks.cpu.bar import BarResult, Figure
+from benchmarks.percentile import percentile
 
 
 def measure(session: Session) -> BarResult:

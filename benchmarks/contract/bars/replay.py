@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from benchmarks.contract.outcome import percentile
 from benchmarks.contract.session import Session, serve, simulated
 from benchmarks.contract.steps import fitted
 from benchmarks.cpu.bar import BarResult, Figure
+from benchmarks.percentile import percentile
 
 from takt.scheduler.slo import SLO
 

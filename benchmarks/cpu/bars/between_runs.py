@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
-from benchmarks.cpu.client import load, percentile
+from benchmarks.cpu.client import load
 from benchmarks.cpu.takt_server import Columns, takt_server
+from benchmarks.percentile import percentile
 
 
 def measure(setting: BenchSetting) -> BarResult:

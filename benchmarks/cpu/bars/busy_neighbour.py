@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import numpy as np
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
-from benchmarks.cpu.client import decode_gaps_ms, load, percentile
+from benchmarks.cpu.client import decode_gaps_ms, load
 from benchmarks.cpu.takt_server import takt_server
+from benchmarks.percentile import percentile
 
 STREAMS = 8
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
-from benchmarks.cpu.client import gaps_ms, load, percentile
+from benchmarks.cpu.client import gaps_ms, load
 from benchmarks.cpu.takt_server import takt_server
+from benchmarks.percentile import percentile
 
 
 def measure(setting: BenchSetting) -> BarResult:

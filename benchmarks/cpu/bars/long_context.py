@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
-from benchmarks.cpu.client import gaps_ms, load, percentile
+from benchmarks.cpu.client import gaps_ms, load
 from benchmarks.cpu.step_bytes import step_bytes
 from benchmarks.cpu.takt_server import takt_server
+from benchmarks.percentile import percentile
 
 OUTPUT = 128
 SHORT, LONG = 464, 4096

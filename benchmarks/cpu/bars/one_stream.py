@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
-from benchmarks.cpu.client import gaps_ms, load, percentile
+from benchmarks.cpu.client import gaps_ms, load
 from benchmarks.cpu.native_programs import num_cpus, read_loop
 from benchmarks.cpu.step_bytes import BYTES_AT_464
 from benchmarks.cpu.takt_server import takt_server
+from benchmarks.percentile import percentile
 
 PASSES = 60
 FAST_LOOP_MS = 2.1

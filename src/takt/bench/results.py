@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from takt.bench.options import BenchOptions
 from takt.bench.summary import Summary
+from takt.parallel.cpu_name import cpu_name
 
 FORMAT_VERSION = 1
 
@@ -43,15 +42,7 @@ def make_setting(
 
 def machine_name() -> str:
     """The processor's name and the CPUs this process may use."""
-    name = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    return f"{name}, {len(os.sched_getaffinity(0))} CPUs"
+    return f"{cpu_name()}, {len(os.sched_getaffinity(0))} CPUs"
 
 
 def to_json(setting: Setting, summary: Summary) -> bytes:

@@ -15,6 +15,7 @@ import msgspec
 import takt
 from takt.config import EngineConfig, cache_home
 from takt.engine.calibrate import Calibration
+from takt.parallel.cpu_name import cpu_name
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 _FORMAT = 1
@@ -49,7 +50,7 @@ def calibration_path(config: EngineConfig, num_threads: int) -> Path:
         "format": _FORMAT,
         "version": takt.__version__,
         "model": state,
-        "machine": [platform.node(), platform.machine(), _processor(), os.cpu_count()],
+        "machine": [platform.node(), platform.machine(), cpu_name(), os.cpu_count()],
         "threads": num_threads,
         "dtype": [config.model.dtype, config.model.quantization],
         "ranks": [config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size],
@@ -99,11 +100,3 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         new = path.with_name(f"{path.name}.{os.getpid()}")
         new.write_text(json.dumps(plain))
         new.replace(path)
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from takt import _native
 from takt.ops.native.ops import NativeOps
 from takt.ops.native.products_rate import BATCH_ROWS, product_rate
+from takt.parallel.cpu_name import cpu_name
 from takt.types.machine import (
     BarrierCost,
     CodecRate,
@@ -95,16 +95,6 @@ def largest_cache_bytes(root: Path = Path("/sys")) -> int:
         digits = text.rstrip("KM")
         largest = max(largest, int(digits) * unit if digits.isdigit() else 0)
     return largest
-
-
-def cpu_name(path: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        for line in path.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _reads(plan: _Plan, on_progress: OnProgress) -> Iterator[ReadRate]:
