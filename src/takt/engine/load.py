@@ -115,11 +115,11 @@ def _load_one_rank(
         vocab_size=model.vocab_size,
         eos_token_ids=eos_token_ids,
         precision=precision.describe(),
-        weight_bytes=getattr(ops, "weight_bytes", 0),
-        num_threads=getattr(ops, "num_threads", 1),
+        weight_bytes=ops.weight_bytes,
+        num_threads=ops.num_threads,
         max_steps_in_flight=1,
         make_executor=make_executor,
-        close=getattr(ops, "close", _nothing),
+        close=ops.close,
     )
 
 

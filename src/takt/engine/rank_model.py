@@ -73,13 +73,12 @@ class RankModel:
 
     @property
     def weight_bytes(self) -> int:
-        """Packed matrices in memory; 0 where the backend does not say."""
-        return int(getattr(self.ops, "weight_bytes", 0))
+        return self.ops.weight_bytes
 
     @property
     def spin_ns(self) -> int:
         """How long this rank's waits spin before they sleep."""
-        return int(getattr(self.ops, "spin_ns", 0))
+        return self.ops.spin_ns
 
     def segment_plan(self, sizes: RankSizes) -> SegmentPlan:
         return SegmentPlan.of(
@@ -103,9 +102,7 @@ class RankModel:
         return RankProgram(self, sizes, segment, program)
 
     def close(self) -> None:
-        close = getattr(self.ops, "close", None)
-        if close is not None:
-            close()
+        self.ops.close()
 
 
 class RankProgram:

@@ -63,6 +63,23 @@ class Program(Protocol):
 
 
 class Ops(Protocol):
+    @property
+    def num_threads(self) -> int: ...
+
+    @property
+    def weight_bytes(self) -> int:
+        """Packed matrices in memory; 0 where the backend does not say."""
+        ...
+
+    @property
+    def spin_ns(self) -> int:
+        """How long waits spin before they sleep; 0 where the backend has no threads that wait."""
+        ...
+
+    def close(self) -> None:
+        """Gives threads and pools back."""
+        ...
+
     # -- once, while loading ------------------------------------------------------------------
     def pack_linear(self, parts: Sequence[QuantTensor], bias: np.ndarray | None = None) -> Weight:
         """Stacks `parts` along rows into one matrix `[sum(num_rows), num_columns]`.

@@ -103,9 +103,6 @@ class Accelerator:
         """Peak operations per second; a type the device lacks is computed in bf16."""
         return self.peak_flops.get(arithmetic, self.peak_flops["bf16"])
 
-    def has_arithmetic(self, arithmetic: str) -> bool:
-        return arithmetic in self.peak_flops
-
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

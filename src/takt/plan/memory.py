@@ -22,11 +22,6 @@ class MemoryFit:
     num_kv_tokens: int
     """Negative or zero: not even the weights fit."""
 
-    @property
-    def used_share(self) -> float:
-        """Part of the memory that weights and reserve take."""
-        return (self.weights_bytes + self.reserve_bytes) / self.capacity_bytes
-
 
 def memory_fit(
     model: ModelShape, accelerator: Accelerator, topology: Topology, precision: Precision

@@ -44,6 +44,8 @@ class TorchOps:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         self.num_threads = torch.get_num_threads()
+        self.weight_bytes = 0
+        self.spin_ns = 0
         self._kv: KVPools | None = None
         self._links = RankLinks()
         self._step: StepInput | None = None
