@@ -272,12 +272,7 @@ class Scheduler(ABC):
             return None
         if self._kv.has(request):
             return None  # preempted, and a step in flight still touches its blocks
-        # A prompt position needs its logits computed to be scored.
-        needs_scores = (
-            request.sampling.prompt_logprobs is not None
-            and request.num_scored_tokens < request.num_prompt_tokens
-        )
-        return self._reservation.fit(request, use_prefix=not needs_scores)
+        return self._reservation.fit(request, use_prefix=not request.lacks_scores)
 
     def _admit(self, request: Request, hit: PrefixHit, now_ns: int) -> None:
         self._kv.create(request, request.prefix, hit)

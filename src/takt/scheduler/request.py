@@ -78,5 +78,13 @@ class Request:
         return len(self.token_ids) - len(self.prompt_token_ids)
 
     @property
+    def lacks_scores(self) -> bool:
+        """Whether prompt positions are still to be scored, for which their logits are computed."""
+        return (
+            self.sampling.prompt_logprobs is not None
+            and self.num_scored_tokens < self.num_prompt_tokens
+        )
+
+    @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
