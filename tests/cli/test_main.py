@@ -18,6 +18,24 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_an_interrupt_while_the_command_line_is_loaded_leaves_no_trace() -> None:
+    code = """if True:
+        import os, signal, sys
+
+        class Interrupt:
+            def find_spec(self, name, path=None, target=None):
+                if name == "typer":
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        sys.meta_path.insert(0, Interrupt())
+        from takt.cli.entry import main
+
+        main()
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

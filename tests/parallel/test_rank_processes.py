@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -24,6 +25,8 @@ from takt.engine import rank_group
 from takt.engine.client import EngineState
 from takt.engine.messages import AddRequest
 from takt.engine.proc_client import ProcessEngineClient
+from takt.engine.rank_wire import RankOrder, send, socket_pair
+from takt.engine.wire import config_to_plain
 from takt.errors import ConfigError, EngineDeadError, ModelError
 
 pytestmark = pytest.mark.oracle
@@ -48,6 +51,20 @@ def answers(llm: LLM) -> list[list[int]]:
         for params in (PARAMS, DRAWN)
         for answer in llm.generate(prompts, params)
     ]
+
+
+def test_a_rank_whose_engine_is_gone_ends_without_a_word() -> None:
+    ours, theirs = socket_pair()
+    with theirs:
+        process = subprocess.Popen(
+            [*rank_group.RANK_COMMAND, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stderr=subprocess.PIPE,
+        )
+    with ours:
+        send(ours, RankOrder(1, "/no/such/model", 1, 30, config_to_plain(EngineConfig())))
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, b"")
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,39 @@ def test_explain_prints_tables_and_json(
     assert "█" in printed
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"[" * 100_000,
+        b"HTTP/1.1 200 OK\r\n\r\n\xff\xfe",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\n\r\n{}",
+    ],
+)
+def test_explain_says_so_where_something_else_answers(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(TaktError, match=url):
+            explain.fetch(url, None)
+        thread.join()
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://x y", "http://127.0.0.1:99999"])
+def test_explain_says_so_of_a_url_that_is_none(url: str) -> None:
+    with pytest.raises(TaktError):
+        explain.fetch(url, None)
+
+
 def test_explain_says_in_one_line_what_is_wrong() -> None:
     with pytest.raises(ConfigError, match="http://"):
         explain.fetch("localhost:8000", None)

@@ -7,6 +7,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Annotated, Any
 
 import typer
@@ -53,8 +54,9 @@ def fetch(url: str, api_key: str | None, num_worst: int = 10) -> dict[str, Any]:
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {url!r} does not begin with http:// or https://")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    request = urllib.request.Request(f"{url.rstrip('/')}/slo?worst={num_worst}", headers=headers)
     try:
+        address = f"{url.rstrip('/')}/slo?worst={num_worst}"
+        request = urllib.request.Request(address, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
             report = json.load(response)
     except urllib.error.HTTPError as error:
@@ -64,7 +66,7 @@ def fetch(url: str, api_key: str | None, num_worst: int = 10) -> dict[str, Any]:
         }
         why = reasons.get(error.code, f"it answered {error.code}")
         raise TaktError(f"{url}: {why}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         cause = getattr(reason, "strerror", None) or reason
         raise TaktError(f"{url}: no server answers there ({cause})") from None

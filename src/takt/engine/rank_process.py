@@ -36,6 +36,13 @@ def main(arguments: list[str]) -> int:
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the server decides what ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return _run(arguments)
+    except ConnectionError:
+        return 0  # the engine is gone, and nobody is left to be told
+
+
+def _run(arguments: list[str]) -> int:
     connection = socket.socket(fileno=int(arguments[0]))
     order, _ = receive(connection)
     if not isinstance(order, RankOrder):
@@ -50,6 +57,8 @@ def main(arguments: list[str]) -> int:
     except MemoryError:
         send(connection, RankFailed("there is not enough memory for the model", 1))
         return 1
+    except ConnectionError:
+        raise
     except Exception as error:
         _log.exception("rank %d could not start", order.rank)
         sentence = f"rank {order.rank} could not start: {type(error).__name__}: {error}"
