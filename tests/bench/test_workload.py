@@ -133,7 +133,9 @@ def test_urls(url: str, shown: str) -> None:
     assert str(Endpoint.parse(url)) == shown
 
 
-@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:port", "http://u:p@h"])
+@pytest.mark.parametrize(
+    "url", ["ftp://h", "http://", "http://h:port", "http://u:p@h", "http://[::1"]
+)
 def test_bad_urls_are_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         Endpoint.parse(url)

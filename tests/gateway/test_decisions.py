@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,8 @@ from takt.gateway.breaker import MAX_COOL_DOWN_MS, Breaker, BreakerState
 from takt.gateway.budget import RetryBudget
 from takt.gateway.headers import head_of
 from takt.gateway.keys import KeyRules, request_key
-from takt.gateway.policy import RetryPolicy, UpstreamConfig, build_policy
+from takt.gateway.options import GatewayOptions
+from takt.gateway.policy import RetryPolicy, UpstreamConfig, build_policy, load_policy
 from takt.gateway.retry import Failure, GiveUp, Outcome, Retry, backoff_ms, decide
 from takt.gateway.router import Router
 from takt.gateway.states import State
@@ -288,3 +290,23 @@ def test_routes_inherit_from_their_service_and_that_from_the_file() -> None:
 def test_hop_by_hop_headers_end_here() -> None:
     head = head_of(200, {"Connection": "X-Hop", "X-Hop": "1", "Date": "now", "X-End": "2"})
     assert head.headers == [("X-End", "2")]
+
+
+@pytest.mark.parametrize("url", ["h", "ftp://h", "http://", "http://[::1", "http://h:99999"])
+def test_an_upstream_that_is_no_url_is_a_mistake_of_the_users(url: str) -> None:
+    with pytest.raises(ConfigError, match="must be http://HOST"):
+        GatewayOptions(upstream=(url,))
+    with pytest.raises(ConfigError, match="must be http://HOST"):
+        build_policy({"upstreams": [{"url": url}]}, (), "policy.toml")
+
+
+@pytest.mark.parametrize(
+    "text", [b"\xff", b"a = ", b"a = " + b"[" * 5000, b"a = " + b"1" * 5000], ids=range(4)
+)
+def test_a_policy_that_cannot_be_read_is_a_mistake_of_the_users(
+    tmp_path: Path, text: bytes
+) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=r"policy\.toml is not TOML"):
+        load_policy(path)

@@ -67,6 +67,16 @@ def test_a_rank_whose_engine_is_gone_ends_without_a_word() -> None:
     assert (process.returncode, errors) == (0, b"")
 
 
+def test_a_rank_is_in_a_process_group_of_its_own() -> None:
+    rank = rank_group._start(1)
+    try:
+        assert os.getpgid(rank.process.pid) == rank.process.pid
+    finally:
+        rank.connection.close()
+        os.close(rank.sentinel)
+    assert rank.process.wait(60) == 1, "it was told nothing"
+
+
 @pytest.fixture(scope="module")
 def expected(divisible: Callable[..., Path]) -> list[list[int]]:
     with LLM(str(divisible("gemma3")), dtype="float32", num_threads=1, **SIZES) as llm:

@@ -22,11 +22,11 @@ class Endpoint:
     @classmethod
     def parse(cls, url: str) -> Endpoint:
         """Reads `http(s)://host[:port][/path][/v1]`; raises `ConfigError` for anything else."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port
-        except ValueError:
-            raise ConfigError(f"{url!r} has no valid port") from None
+        except ValueError as error:
+            raise ConfigError(f"{url!r} has no valid host and port: {error}") from None
         if parts.scheme not in _DEFAULT_PORTS or not parts.hostname or parts.username:
             raise ConfigError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
         root = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")

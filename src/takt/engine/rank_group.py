@@ -201,9 +201,12 @@ class RankThreads:
 def _start(number: int) -> _Rank:
     ours, theirs = socket_pair()
     with theirs:
+        # A process group of its own: a terminal's Ctrl-C is for the engine to act on, and would
+        # come before a rank that is being loaded can ignore it.
         process = subprocess.Popen(
             [*RANK_COMMAND, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
+            process_group=0,
             pass_fds=[theirs.fileno()],
         )
     return _Rank(number, process, ours, os.pidfd_open(process.pid))

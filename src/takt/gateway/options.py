@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from takt.config import cache_home, check_choices
 from takt.errors import ConfigError
 from takt.gateway.keys import KeyRules
+from takt.gateway.upstream_url import is_http_url
 
 
 def _option(default: Any, help_text: str, **extra: Any) -> Any:
@@ -91,7 +91,7 @@ class GatewayOptions:
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"--port {self.port} is not between 0 and 65535")
         for url in self.upstream:
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            if not is_http_url(url):
                 raise ConfigError(f"--upstream {url!r} must be http://HOST or https://HOST")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile need each other")

@@ -11,6 +11,7 @@ import msgspec
 
 from takt.errors import ConfigError
 from takt.gateway.states import OnUnknown
+from takt.gateway.upstream_url import is_http_url
 
 ErrorKind = Literal["connect", "reset", "timeout", "stream"]
 """No connection; a connection that broke; no answer in time; an answer that broke off."""
@@ -92,9 +93,8 @@ class UpstreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     health_path: str = "/health"
 
     def __post_init__(self) -> None:
-        scheme, _, rest = self.url.partition("://")
-        if scheme not in ("http", "https") or not rest.strip("/"):
-            raise ValueError(f"upstream {self.url!r} must begin with http:// or https://")
+        if not is_http_url(self.url):
+            raise ValueError(f"upstream {self.url!r} must be http://HOST or https://HOST")
 
 
 class _Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -160,7 +160,10 @@ def load_policy(path: Path | None, upstream_urls: tuple[str, ...] = ()) -> Polic
         data = tomllib.loads(path.read_text())
     except OSError as error:
         raise ConfigError(f"the policy {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise ConfigError(f"the policy {path} is not TOML: it is nested too deeply") from None
+    except ValueError as error:
+        # Text that is no UTF-8 and numbers of thousands of digits too.
         raise ConfigError(f"the policy {path} is not TOML: {error}") from None
     return build_policy(data, upstream_urls, str(path))
 
