@@ -21,10 +21,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cpu.bar import Figure, Verdict  # noqa: E402
 from benchmarks.cpu.bars.between_runs import between  # noqa: E402
-from benchmarks.cpu.client import decode_gaps_ms, percentile  # noqa: E402
+from benchmarks.cpu.client import decode_gaps_ms  # noqa: E402
 from benchmarks.peers.engine import Timeline  # noqa: E402
 from benchmarks.peers.worker_io import run  # noqa: E402
 from benchmarks.peers.workload import Prompts, score  # noqa: E402
+from benchmarks.percentile import percentile  # noqa: E402
 
 
 def test_verdicts_of_ceilings_and_floors() -> None:

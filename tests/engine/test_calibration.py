@@ -40,6 +40,8 @@ class TimedProgram:
         self._clock = clock
         self._slowness = slowness
         self.num_steps = 0
+        self.is_disturbed = False
+        """Whether every other step takes six times as long."""
 
     def run(self, step: StepInput, output: StepOutput) -> None:
         self.num_steps += 1
@@ -57,7 +59,8 @@ class TimedProgram:
         features = StepFeatures(
             num_decodes, step.num_tokens - num_decodes, int(lengths.sum()), pairs
         )
-        self._clock.advance(round(self._slowness * truth_ns(features)))
+        slowness = self._slowness * (6 if self.is_disturbed and self.num_steps % 2 else 1)
+        self._clock.advance(round(slowness * truth_ns(features)))
         output["token_ids"][: step.num_rows] = 1
         output["header"][0] = step["header"][0]
 
@@ -134,6 +137,20 @@ def test_a_second_start_reads_what_the_first_measured() -> None:
     assert second.num_steps == 0
     assert other.num_steps > 20
     assert asked.num_steps > 20
+
+
+def test_a_busy_machine_is_measured_again_at_the_next_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = ManualClock()
+    model, program = timed_model(clock)
+    program.is_disturbed = True
+    build_core(engine_config(slo_itl_p99_ms=100.0), model, clock)
+    assert "the machine was busy" in caplog.text
+    caplog.clear()
+    assert build(ManualClock(), slo_itl_p99_ms=100.0)[1].num_steps > 20
+    assert build(ManualClock(), slo_itl_p99_ms=100.0)[1].num_steps == 0
+    assert not caplog.records
 
 
 def test_without_targets_nothing_is_calibrated_unless_asked() -> None:

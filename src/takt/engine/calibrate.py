@@ -21,6 +21,9 @@ _WARM_UP_STEPS = 3
 _SLOWDOWN = 2.0
 """A step may take so many times as long as its tokens lead to expect; else it is not begun."""
 
+_STEADY_MEAN_ERROR = 0.25
+"""A quiet machine's is a few percent, its outliers included."""
+
 RunStep = Callable[[DummyStep], int]
 
 
@@ -31,6 +34,17 @@ class Calibration:
     """P99 of the shortest step there is: no target below it can be held."""
     num_steps: int
     seconds: float
+
+    @property
+    def mean_error(self) -> float:
+        """Mean of |measured / predicted - 1| over the steps measured; 0 without any."""
+        ratios = self.model.residual_ratios
+        return sum(abs(ratio - 1) for ratio in ratios) / max(len(ratios), 1)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the machine was quiet enough for another start to rely on it."""
+        return self.mean_error <= _STEADY_MEAN_ERROR
 
 
 def calibrate(shapes: list[DummyStep], run_step: RunStep, clock: Clock) -> Calibration:

@@ -29,16 +29,21 @@ def calibrated(
     if calibration is None:
         shapes = calibration_steps(step_limits(config.scheduler, sizes.max_model_len))
         calibration = calibrate(shapes, DummySteps(executor, sizes, clock).run_ns, clock)
-        write_calibration(path, calibration)
+        if calibration.is_steady:
+            write_calibration(path, calibration)
+        else:
+            _log.warning(
+                "steps took very unequal times while they were calibrated: the machine was busy. "
+                "The result serves this start alone; the next one measures again"
+            )
         source = f"measured in {calibration.seconds:.1f} s"
     model = calibration.model
-    ratios = model.residual_ratios
     _log.info(
         "step-time model of %d steps, %s: mean error %.1f %%, P99 %.2f x predicted; "
         "a single step takes up to %.2f ms",
         calibration.num_steps,
         source,
-        100 * sum(abs(ratio - 1) for ratio in ratios) / max(len(ratios), 1),
+        100 * calibration.mean_error,
         model.residual_ratio(0.99),
         calibration.floor_ns / 1e6,
     )
