@@ -13,11 +13,12 @@ import pytest
 
 from bench_records import make_record
 from fake_sse_server import Answer, FakeSseServer, well_behaved
+from logged_step import step
 from takt.bench.load import LoadRun
 from takt.bench.quantiles import Quantile
 from takt.cli.main import main
 from takt.errors import ConfigError
-from takt.observe.step_log import LoggedStep, StepLog, read_step_log
+from takt.observe.step_log import LoggedStep, StepLog
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.workload import Targets
@@ -35,12 +36,6 @@ from takt.verify.service import Service, ServiceError, started
 MS = 1_000_000
 PIECE = StepCoefficients(5.0 * MS, 0.2 * MS, 0.03 * MS, 100.0, 0.0)
 TRUTH = StepTimeModel((PIECE, PIECE))
-
-
-def step(begin_ms: float, end_ms: float, **changes: Any) -> LoggedStep:
-    values = dict.fromkeys(LoggedStep.__struct_fields__, 0)
-    values |= {"schedule_start_ns": int(begin_ms * MS), "update_end_ns": int(end_ms * MS)}
-    return LoggedStep(**(values | changes))
 
 
 def quantile_of(value: float) -> Quantile:
@@ -69,41 +64,6 @@ PREDICTION = Prediction(
 
 def request_of(model: str | None = None, **options: Any) -> verifying.Request:
     return VerifyFlags(model, VerifyOptions(**options)).request()
-
-
-class TestStepLog:
-    def test_steps_come_back_and_a_line_that_is_being_written_does_not(
-        self, tmp_path: Path
-    ) -> None:
-        path = tmp_path / "steps.jsonl"
-        log = StepLog(path)
-        steps = [step(i, i + 0.5, step_id=i, num_decode_seqs=i) for i in range(3)]
-        for one in steps:
-            log.add(one)
-        log.close()
-        assert read_step_log(path) == steps
-        with path.open("ab") as file:
-            file.write(b'{"step_id":3,"sched')
-        assert read_step_log(path) == steps
-        path.write_text("no step\n")
-        with pytest.raises(ConfigError, match=r"steps\.jsonl:1"):
-            read_step_log(path)
-
-    def test_a_file_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="--step-log"):
-            StepLog(tmp_path / "none" / "steps")
-
-    def test_a_full_disk_ends_the_log_and_nothing_else(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        log = StepLog(Path("/dev/full"))
-        for i in range(3):
-            log.add(step(1_000 * i, 1_000 * i + 1))
-        log.close()
-        assert [record.getMessage() for record in caplog.records] == [
-            "--step-log /dev/full ends here: No space left on device"
-        ]
-        StepLog(Path("/dev/full")).close()
 
 
 class TestCalibration:

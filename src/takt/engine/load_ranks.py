@@ -45,13 +45,7 @@ def load_ranks(
         _log.warning(warning)
     num_threads = rank_threads(config, num_cpus)
     others = _start_others(config, path, num_threads)
-    try:
-        model = RankModel(config, path, 0, num_threads, on_progress)
-        mine = RankLoaded(model.num_bytes_read, model.weight_bytes)
-        loaded = [mine, *others.wait_loaded()]
-    except BaseException:
-        others.close()
-        raise
+    model, loaded = _load_all(config, path, num_threads, others, on_progress)
     _log.info("bytes read by rank: %s", [one.num_bytes_read for one in loaded])
     executors: list[RankExecutor] = []
 
@@ -96,3 +90,20 @@ def _start_others(config: EngineConfig, path: Path, num_threads: int) -> RankGro
         return RankThreads(config, path, num_threads)
     level = logging.getLogger().getEffectiveLevel()
     return RankProcesses(config, path, num_threads, level)
+
+
+def _load_all(
+    config: EngineConfig,
+    path: Path,
+    num_threads: int,
+    others: RankGroup,
+    on_progress: Callable[[int, int], None] | None,
+) -> tuple[RankModel, list[RankLoaded]]:
+    """Rank 0's model, and what every rank says of its own; the others end if any fails."""
+    try:
+        model = RankModel(config, path, 0, num_threads, on_progress)
+        mine = RankLoaded(model.num_bytes_read, model.weight_bytes)
+        return model, [mine, *others.wait_loaded()]
+    except BaseException:
+        others.close()
+        raise
