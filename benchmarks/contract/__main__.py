@@ -1,6 +1,6 @@
 """The contract's bars, measured and judged.
 
-    python -m benchmarks.contract [BAR ...] [--quick] [--model MODEL]
+    python -m benchmarks.contract [BAR ...] [--quick] [--capacity PER_S]
 
 Exits with 1 if a bar that was measured is missed.
 """
@@ -49,15 +49,19 @@ def main() -> int:
     options = _read_arguments()
     # Ended from outside, it still ends its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    session = Session(options.model, options.quick)
+    session = Session(options.model, options.quick, options.capacity)
     console = Console(width=None if sys.stdout.isatty() else 130, highlight=False)
     titles = {key: title for key, (title, _) in BARS.items()}
     results: dict[str, BarResult] = {}
     for key in options.bars or BARS:
         console.print(f"[dim]{titles[key]} ...[/]")
         results[key] = _measure(BARS[key][1], session)
+        console.print(table(titles[key], titles, {key: results[key]}))
     title = f"The contract: {machine_name()}, {session.model}, commit {commit()}"
-    console.print(table(title, titles, results))
+    if len(results) > 1:
+        console.print(table(title, titles, results))
+    if "capacity" in session.__dict__:
+        console.print(f"capacity: {session.capacity:.4g} requests per s", markup=False)
     for key, result in results.items():
         for name, value in result.details.items():
             console.print(f"{key}: {name} {value:.4g}", markup=False)
@@ -81,6 +85,9 @@ def _read_arguments() -> argparse.Namespace:
     parser.add_argument("bars", nargs="*", metavar="BAR", help="all if none is named")
     parser.add_argument("--quick", action="store_true", help="few samples: no verdict to rely on")
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument(
+        "--capacity", type=float, metavar="PER_S", help="requests a second, as an earlier run found"
+    )
     parser.add_argument("--out", default=str(ROOT / "build" / "bench"))
     options = parser.parse_args()
     if unknown := [key for key in options.bars if key not in BARS]:

@@ -57,6 +57,8 @@ class Session:
 
     model: str
     is_quick: bool
+    given_capacity: float | None = None
+    """Requests per second, found by a run before this one."""
 
     def seconds(self, full: float, quick: float) -> float:
         return quick if self.is_quick else full
@@ -88,6 +90,8 @@ class Session:
         The simulator, with a model of steps at a rate that is surely sustained, says where to look;
         the real server decides, in steps of 7 %.
         """
+        if self.given_capacity is not None:
+            return self.given_capacity
         seconds = self.seconds(120.0, 15.0)
         arguments = ["--scheduling-policy", "fcfs", "--calibrate"]
         first = serve(self.model, arguments, Mix(1.0, self.seconds(40.0, 15.0)).arrivals())

@@ -10,11 +10,6 @@
 namespace takt {
 namespace {
 
-struct Output {
-  float* at;
-  int64_t stride;
-};
-
 // A panel's rows [first, last) of one tile to the output, bias added.
 void write_tile(const float* tile, int num_rows, int first, int last, const float* bias,
                 const Output& out) {
@@ -69,9 +64,9 @@ void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte*
   }
 }
 
-// The rows times a block of panels.
-void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, const PassRows& pass,
-                     const ReadAhead& ahead, float* tiles) {
+// The rows times a block of panels, into `tiles`, or into `out` if that has a place: which is told.
+bool multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, const PassRows& pass,
+                     const ReadAhead& ahead, float* tiles, const Output& out) {
   static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
   const LinearKernels& kernels = *kTables[isa_index()];
   if (pass.num <= kMaxStreamRows || panel_spec(type).is_float()) {
@@ -84,15 +79,17 @@ void multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, con
         stream_panel(kernels, type, panel, cols, pass, ahead, tile);
       }
     }
-    return;
+    return false;
   }
 #if defined(__x86_64__)
   if (pass.stride != 0 && selected_isa_has_tiles()) {
-    amx::kTileKernels.product[int(type)](panels, cols, pass.rows[0], pass.stride, pass.num, tiles);
-    return;
+    amx::kTileKernels.product[int(type)](panels, cols, pass.rows[0], pass.stride, pass.num, tiles,
+                                         out);
+    return out.at != nullptr;
   }
 #endif
   kernels.block[int(type)](panels, cols, pass.rows, pass.num, tiles);
+  return false;
 }
 
 // Rows [begin, end) of x times one part's rows [first, last).
@@ -105,8 +102,13 @@ void multiply_part(const PackedMatrix& w, const PackedPart& part, int64_t first,
 
   for (int64_t panel = first / kPanelRows; panel < end_panel; panel += kBlockPanels) {
     const int num_panels = int(std::min<int64_t>(kBlockPanels, end_panel - panel));
-    multiply_panels(part.type, {w.panel(part, panel), part.panel_bytes, num_panels}, w.cols(), pass,
-                    ahead, tiles);
+    const bool is_whole = w.bias() == nullptr && panel * kPanelRows >= first &&
+                          (panel + num_panels) * kPanelRows <= last;
+    float* const place = out.at + begin * out.stride + (panel * kPanelRows - first);
+    if (multiply_panels(part.type, {w.panel(part, panel), part.panel_bytes, num_panels}, w.cols(),
+                        pass, ahead, tiles, {is_whole ? place : nullptr, out.stride})) {
+      continue;
+    }
     for (int p = 0; p < num_panels; ++p) {
       const int64_t panel_first = (panel + p) * kPanelRows;
       const int lane_first = int(std::max(first - panel_first, int64_t{0}));

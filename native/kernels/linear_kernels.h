@@ -28,6 +28,12 @@ struct ReadAhead {
 using StreamProduct = void (*)(const std::byte* panel, int64_t cols, const std::byte* const* rows,
                                const ReadAhead& ahead, float* tile);
 
+// Rows of floats, `stride` floats apart.
+struct Output {
+  float* at;
+  int64_t stride;
+};
+
 // Panels one after the other in memory, at most kBlockPanels.
 struct PanelBlock {
   const std::byte* first;

@@ -27,12 +27,57 @@ struct ChunkRange {
   int num;
 };
 
+// What a chunk's groups of kTileRows rows are scaled by, those of a group side by side: a broadcast
+// from a fixed distance costs one operation, from a row's own place three.
+struct RowScales {
+  alignas(64) float scale[kChunkGroups][kTileRows];
+  alignas(64) float scaled_sum[kChunkGroups][kTileRows];
+
+  // Of `num_rows` rows; the last is repeated for those that are missing. Reads a whole chunk's, past
+  // the row's last: what is there belongs to the row, whose parts end on 64-byte borders.
+  template <bool kHasMin>
+  TAKT_INLINE void fill(const SpacedRows& x, int num_rows, const Q8Offsets& at, int64_t group) {
+    const std::byte* row[kTileRows];
+    row[0] = x.first + 4 * group;
+    for (int i = 1; i < kTileRows; ++i) row[i] = row[i - 1] + (i < num_rows ? x.stride : 0);
+    for (int g = 0; g < kChunkGroups; g += 4) {
+      transpose(row, at.scale + 4 * g, scale + g);
+      if constexpr (kHasMin) transpose(row, at.scaled_sum + 4 * g, scaled_sum + g);
+    }
+  }
+
+ private:
+  // Four floats of each row to four rows of sixteen.
+  TAKT_INLINE static void transpose(const std::byte* const* row, size_t offset,
+                                    float (*to)[kTileRows]) {
+    __m512 quarter[4];  // each has every fourth row
+    for (int i = 0; i < 4; ++i) {
+      const auto floats = [&](int j) {
+        return _mm_loadu_ps(reinterpret_cast<const float*>(row[i + 4 * j] + offset));
+      };
+      quarter[i] = _mm512_castps128_ps512(floats(0));
+      quarter[i] = _mm512_insertf32x4(quarter[i], floats(1), 1);
+      quarter[i] = _mm512_insertf32x4(quarter[i], floats(2), 2);
+      quarter[i] = _mm512_insertf32x4(quarter[i], floats(3), 3);
+    }
+    const __m512d low_a = _mm512_castps_pd(_mm512_unpacklo_ps(quarter[0], quarter[1]));
+    const __m512d low_b = _mm512_castps_pd(_mm512_unpacklo_ps(quarter[2], quarter[3]));
+    const __m512d high_a = _mm512_castps_pd(_mm512_unpackhi_ps(quarter[0], quarter[1]));
+    const __m512d high_b = _mm512_castps_pd(_mm512_unpackhi_ps(quarter[2], quarter[3]));
+    _mm512_store_pd(to[0], _mm512_unpacklo_pd(low_a, low_b));
+    _mm512_store_pd(to[1], _mm512_unpackhi_pd(low_a, low_b));
+    _mm512_store_pd(to[2], _mm512_unpacklo_pd(high_a, high_b));
+    _mm512_store_pd(to[3], _mm512_unpackhi_pd(high_a, high_b));
+  }
+};
+
 // kTileRows rows of x or fewer, and one panel's chunk.
 struct TileBlock {
   SpacedRows x;
   int num_rows;
   const Chunk* chunk;
-  float* tile;
+  const float* sums;  // kPanelRows apart; read after the first chunk
+  Output to;
   const std::byte* ahead;  // bytes to ask for, or null
 };
 
@@ -83,38 +128,35 @@ class TileMultiplier {
 // Adds a step's integers to the sums of `num_rows` rows of x.
 template <QuantType kType>
 TAKT_INLINE void add_step(F32x16* acc, int num_rows, const int32_t* sums, F32x16 scale, F32x16 min,
-                          const SpacedRows& x, const Q8Offsets& at, int64_t group, int half) {
+                          const SpacedRows& sums_x, const float* scale_x, const float* scaled_sum) {
   constexpr PanelSpec kSpec = panel_spec(kType);
-  const std::byte* scale_x = x.first + at.scale + 4 * group;
-  const std::byte* scaled_sum = x.first + at.scaled_sum + 4 * group;
-  const std::byte* sum_x = x.first + at.sum + 4 * group + 2 * half;
 #pragma GCC unroll 16
   for (int i = 0; i < num_rows; ++i) {
-    const size_t row = size_t(i) * x.stride;
     __m512i isum = _mm512_load_si512(sums + kPanelRows * i);
     if constexpr (kSpec.zero != 0) {
-      const int16_t* sum = reinterpret_cast<const int16_t*>(sum_x + row);
+      const int16_t* sum = reinterpret_cast<const int16_t*>(sums_x.from(i).first);
       constexpr int kVectors = 8 / kStepsPerGroup<kType>;
       isum = _mm512_add_epi32(isum, zero_correction<kSpec.zero, kVectors>(sum));
     }
-    acc[i] = fma(mul(scale, broadcast(load_float(scale_x + row))), to_f32(isum), acc[i]);
-    if constexpr (kSpec.has_min()) {
-      acc[i] = fma(min, broadcast(load_float(scaled_sum + row)), acc[i]);
-    }
+    acc[i] = fma(mul(scale, broadcast(scale_x[i])), to_f32(isum), acc[i]);
+    if constexpr (kSpec.has_min()) acc[i] = fma(min, broadcast(scaled_sum[i]), acc[i]);
   }
 }
 
 // Adds a block's integers to its sums, while the matrix unit makes those of another (null: none):
 // a step's take over a hundred cycles to arrive.
 template <QuantType kType, bool kShort>
-void add_block(const TileBlock& block, ChunkRange groups, const Q8Offsets& at, const TileSums* sums,
+void add_block(const TileBlock& block, ChunkRange groups, const Q8Offsets& at,
+               const RowScales& scales, const TileSums* sums,
                TileMultiplier<int(kGroup) / kStepsPerGroup<kType>>* next) {
   constexpr int kSteps = kStepsPerGroup<kType>;
   const int rows = kShort ? block.num_rows : kTileRows;
+  const bool is_first = groups.first == 0;
   F32x16 acc[kTileRows];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i) {
-    acc[i] = load_f32(reinterpret_cast<const std::byte*>(block.tile + kPanelRows * i));
+    const std::byte* sum = reinterpret_cast<const std::byte*>(block.sums + kPanelRows * i);
+    acc[i] = is_first ? _mm512_setzero_ps() : load_f32(sum);
   }
   for (int step = 0; step < groups.num * kSteps; ++step) {
     const int g = step / kSteps;
@@ -124,35 +166,41 @@ void add_block(const TileBlock& block, ChunkRange groups, const Q8Offsets& at, c
       prefetch_group<kType>(block.ahead + g * panel_spec(kType).group_bytes());
     }
     const GroupScales w = block.chunk->scales<kType>(g);
-    add_step<kType>(acc, rows, sums[step], half == 0 ? w.scale : w.scale_high, w.min, block.x, at,
-                    groups.first + g, half);
+    const std::byte* sums_x = block.x.first + at.sum + 4 * (groups.first + g) + 2 * half;
+    add_step<kType>(acc, rows, sums[step], half == 0 ? w.scale : w.scale_high, w.min,
+                    {sums_x, block.x.stride}, scales.scale[g], scales.scaled_sum[g]);
   }
 #pragma GCC unroll 16
-  for (int i = 0; i < rows; ++i) store(block.tile + kPanelRows * i, acc[i]);
+  for (int i = 0; i < rows; ++i) store(block.to.at + i * block.to.stride, acc[i]);
 }
 
 template <QuantType kType>
 void tile_product(const PanelBlock& panels, int64_t cols, const std::byte* first_row,
-                  size_t stride, int num_rows, float* tiles) {
+                  size_t stride, int num_rows, float* tiles, const Output& out) {
   constexpr int kColumns = int(kGroup) / kStepsPerGroup<kType>;
   using Multiplier = TileMultiplier<kColumns>;
   const Q8Offsets offsets = q8_offsets(cols);
   const SpacedRows x = {first_row, stride};
   const int num_blocks = (num_rows + kTileRows - 1) / kTileRows * panels.num;
-  for (int p = 0; p < panels.num; ++p) {
-    std::fill_n(tiles + kPanelRows * kPassRows * p, kPanelRows * num_rows, 0.0f);
-  }
   // Of the block that is being added up, and of the next one.
   alignas(64) TileSums sums[2][kChunkGroups * kStepsPerGroup<kType>];
+  RowScales scales;
   int configured_rows = 0;
   for_each_chunk<kType>(panels, cols, [&](const Chunk* chunks, int64_t first, int count,
                                           const std::byte* const* at, size_t skipped) {
     const ChunkRange groups = {first, count};
+    const bool is_end = out.at != nullptr && kGroup * (first + count) == cols;
     const auto block_at = [&](int b) {
       const int i = b / panels.num * kTileRows;
       const int p = b % panels.num;
-      return TileBlock{x.from(i), std::min(kTileRows, num_rows - i), chunks + p,
-                       tiles + kPanelRows * (kPassRows * p + i), i == 0 ? at[p] + skipped : nullptr};
+      float* sums = tiles + kPanelRows * (kPassRows * p + i);
+      return TileBlock{x.from(i),
+                       std::min(kTileRows, num_rows - i),
+                       chunks + p,
+                       sums,
+                       is_end ? Output{out.at + i * out.stride + kPanelRows * p, out.stride}
+                              : Output{sums, kPanelRows},
+                       i == 0 ? at[p] + skipped : nullptr};
     };
     const auto configure_for = [&](const TileBlock& block) {
       if (block.num_rows == configured_rows) return;
@@ -169,7 +217,10 @@ void tile_product(const PanelBlock& panels, int64_t cols, const std::byte* first
       configure_for(next);
       Multiplier multiplier(next, groups, sums[(b + 1) % 2]);
       const auto add = block.num_rows < kTileRows ? &add_block<kType, true> : &add_block<kType, false>;
-      add(block, groups, offsets, sums[b % 2], is_last ? nullptr : &multiplier);
+      if (b % panels.num == 0) {
+        scales.fill<panel_spec(kType).has_min()>(block.x, block.num_rows, offsets, first);
+      }
+      add(block, groups, offsets, scales, sums[b % 2], is_last ? nullptr : &multiplier);
       block = next;
     }
   });
