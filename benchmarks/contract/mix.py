@@ -1,4 +1,4 @@
-"""The load of the contract's bars: short chats as they come, and a long prompt every 5 s."""
+"""The load of the contract's bars: short chats as they come, and at capacity a long prompt every 5 s."""
 
 from __future__ import annotations
 
@@ -24,24 +24,29 @@ LOWEST_TOKEN_ID, HIGHEST_TOKEN_ID = 100, 30_000
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Poisson at `rate_per_s`, and long prompts; the same requests for the same seed."""
+    """Poisson at `rate_per_s`, and long prompts; the same requests for the same seed.
+
+    With another `share` both come that much more often.
+    """
 
     rate_per_s: float
     seconds: float
     seed: int = 1
     long_ttft_ms: float | None = None
     """Target of the long ones, which have the server's of ITL."""
+    share: float = 1.0
 
     def arrivals(self) -> list[Arrival]:
         rng = random.Random(f"mix-{self.seed}")
         arrivals, clock_s = [], 0.0
-        while (clock_s := clock_s + rng.expovariate(self.rate_per_s)) < self.seconds:
+        while (clock_s := clock_s + rng.expovariate(self.share * self.rate_per_s)) < self.seconds:
             arrivals.append(Arrival(round(clock_s * 1e9), *SHORT))
         slo = SLO.from_ms(None, self.long_ttft_ms)
-        clock_s = LONG_EVERY_S / 2
+        long_every_s = LONG_EVERY_S / self.share
+        clock_s = long_every_s / 2
         while clock_s < self.seconds:
             arrivals.append(Arrival(round(clock_s * 1e9), *LONG, slo))
-            clock_s += LONG_EVERY_S
+            clock_s += long_every_s
         return sorted(arrivals, key=lambda arrival: arrival.time_ns)
 
 

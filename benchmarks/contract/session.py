@@ -85,7 +85,8 @@ class Session:
 
     @cached_property
     def capacity(self) -> float:
-        """Requests per second: the highest rate at which a fixed budget's queue does not rise.
+        """Short requests per second: the highest rate, beside a long prompt every 5 s, at which a
+        fixed budget's queue does not rise.
 
         The simulator, with a model of steps at a rate that is surely sustained, says where to look;
         the real server decides, in steps of 7 %.
@@ -124,7 +125,7 @@ class Session:
         return self.seconds(640.0, 20.0)
 
     def mix(self, share: float, seconds: float, seed: int = 1) -> Mix:
-        return Mix(share * self.capacity, seconds, seed, self.targets.long_ttft_ms)
+        return Mix(self.capacity, seconds, seed, self.targets.long_ttft_ms, share)
 
 
 def rises(arrived_s: np.ndarray, waits_ms: np.ndarray, seconds: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from benchmarks.contract.mix import LONG_EVERY_S
 from benchmarks.contract.session import Session, serve, simulated
 from benchmarks.contract.steps import fitted
 from benchmarks.cpu.bar import BarResult, Figure
@@ -16,7 +17,7 @@ MARGIN = 10.0
 
 def measure(session: Session) -> BarResult:
     """Steps come from a model of this run's first half; residuals are drawn one by one."""
-    rate = 0.85 * session.capacity + 1 / 5.0
+    rate = 0.85 * (session.capacity + 1 / LONG_EVERY_S)
     seconds = session.seconds(1.1 * LEAST_REQUESTS / rate, 20.0)
     planned = session.mix(0.85, seconds, seed=7).arrivals()
     served = serve(session.model, session.pace_arguments, planned)
