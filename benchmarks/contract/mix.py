@@ -1,4 +1,4 @@
-"""The load of the contract's bars: short chats as they come, and at capacity a long prompt every 5 s."""
+"""The load of the contract's bars: short chats as they come, and now and then a long prompt."""
 
 from __future__ import annotations
 
