@@ -62,10 +62,12 @@ bench-peers: install
 profile: install
 	@$(BIN)/python -m benchmarks.profile --model $(MODEL) $(ARGS)
 
-# Native all-reduce against gloo, ranks against one process, deaths of ranks. ARGS="--quick": a check.
+# Native all-reduce against gloo, ranks against one process, depths of a pipeline, deaths of ranks.
+# ARGS="--quick": a check.
 bench-parallel: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/all_reduce.py $(ARGS)
 	@$(BIN)/python benchmarks/ranks.py $(ARGS)
+	@$(BIN)/python benchmarks/pipeline_depth.py $(ARGS)
 	@$(BIN)/python benchmarks/rank_deaths.py $(ARGS)
 
 bench-kv: install

@@ -9,6 +9,9 @@ from typing import Any
 
 from takt.errors import ConfigError
 
+_DEEPEST = 4
+"""Steps in flight for each stage, at most."""
+
 MAX_TARGET_MS = 1e9
 """Targets beyond it, some eleven days, promise nothing."""
 
@@ -152,6 +155,16 @@ class ParallelOptions:
     pipeline_parallel_size: int = _option(
         1, "Stages that layers are divided over: more memory and throughput, not a faster token."
     )
+    pipeline_depth: str = _option(
+        "auto",
+        "Steps in flight of a pipeline: so many micro-batches share its stages. auto follows the "
+        "load, between 1 and one more than there are stages.",
+    )
+    pp_layer_partition: str = _option(
+        "auto",
+        "Layers of each stage, such as 8,8,8,6. auto makes the slowest stage as fast as can be, by "
+        "the time that layers and head were measured to take (takt profile), or by a model of it.",
+    )
     distributed_executor_backend: str = _option(
         "auto",
         "uni is one process for one rank, mp a process for each rank, inproc a thread for each "
@@ -163,6 +176,9 @@ class ParallelOptions:
     def __post_init__(self) -> None:
         check_choices(self)
         _check_positive(self, "tensor_parallel_size", "pipeline_parallel_size")
+        for name in ("pipeline_depth", "pp_layer_partition"):
+            object.__setattr__(self, name, str(getattr(self, name)))  # numbers will do in Python
+        self._check_pipeline()
         if self.num_ranks > 1 and self.distributed_executor_backend == "uni":
             raise ConfigError(
                 f"--distributed-executor-backend uni runs one rank, not {self.num_ranks}: use mp"
@@ -171,6 +187,38 @@ class ParallelOptions:
     @property
     def num_ranks(self) -> int:
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def max_pipeline_depth(self) -> int:
+        """Most steps that may be in flight."""
+        if self.pipeline_depth != "auto":
+            return int(self.pipeline_depth)
+        stages = self.pipeline_parallel_size
+        return stages + 1 if stages > 1 else 1
+
+    @property
+    def stage_layers(self) -> tuple[int, ...] | None:
+        """Number of layers of each stage, if they are given."""
+        if self.pp_layer_partition == "auto":
+            return None
+        return tuple(int(count) for count in self.pp_layer_partition.split(","))
+
+    def _check_pipeline(self) -> None:
+        stages, depth = self.pipeline_parallel_size, self.pipeline_depth
+        # More only wait in line: every stage has several steps before it then.
+        most = _DEEPEST * stages if stages > 1 else 1
+        if depth != "auto" and not (_is_count(depth) and int(depth) <= most):
+            why = "" if stages > 1 else ", since there is one stage"
+            raise ConfigError(
+                f"--pipeline-depth must be auto or a number from 1 to {most}{why}, got {depth!r}"
+            )
+        partition = self.pp_layer_partition
+        counts = partition.split(",")
+        if partition != "auto" and (len(counts) != stages or not all(map(_is_count, counts))):
+            raise ConfigError(
+                f"--pp-layer-partition must be auto or {stages} numbers from 1 on, separated by "
+                f"commas: one for each stage of --pipeline-parallel-size; got {partition!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +329,10 @@ class ServerOptions:
         for name in ("api_key", "served_model_name"):
             if not all(getattr(self, name)):
                 raise ConfigError(f"--{name.replace('_', '-')} is empty: give one or leave it out")
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10 and int(text) >= 1
 
 
 def check_choices(options: Any) -> None:

@@ -115,6 +115,25 @@ def test_a_prompt_is_profiled_whole(profiler: Profiler) -> None:
         profiler.prefill(PrefillShape(65), 3, nothing)
 
 
+def test_layers_and_head_have_costs_that_make_up_the_step(profiler: Profiler) -> None:
+    costs = profiler.layer_costs(nothing)
+    assert costs is not None
+    assert len(costs.layers) == 3 and min(costs.layers) > 0
+    assert costs.head > 0 and costs.embedding > 0
+    assert max(*costs.layers, costs.head, costs.embedding) < 1, "seconds"
+
+
+def test_spans_of_a_layer_are_summed_and_steps_give_their_median(profiler: Profiler) -> None:
+    profile = profiler.decode(DecodeShape(2, 20), 5, nothing)
+    layers, before, after = profile.layer_seconds()
+    parts = [before, *layers, after]
+    means = [row.total_us * 1e-6 for row in profile.layers()]
+    profile.spans_us[:] = profile.spans_us[2]
+    same, first, last = profile.layer_seconds()
+    assert sum([first, *same, last]) == pytest.approx(profile.spans_us[2].sum() * 1e-6)
+    assert len(parts) == len(means) == 5 and min(parts) > 0
+
+
 def test_progress_is_told(profiler: Profiler) -> None:
     seen: list[tuple[str, int, int]] = []
     profiler.decode(DecodeShape(1, 8), 4, lambda *told: seen.append(told))

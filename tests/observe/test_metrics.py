@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from takt.engine.messages import StepStats
 from takt.observe.metrics import Metrics
 
 
@@ -18,3 +19,23 @@ def test_the_cache_is_described_as_the_engine_last_started_with_it() -> None:
         'takt_cache_config_info{block_bytes="3168,1056",block_size="16",cache_dtype="int8",'
         'engine="0",model_name="m",num_blocks="100,20"} 1.0'
     )
+
+
+def test_the_depth_of_a_pipeline_and_its_changes_are_counted() -> None:
+    registry = CollectorRegistry()
+    metrics = Metrics(registry, "m")
+    for depths in ((2, 2, 3), (3, 2)):
+        for depth in depths:
+            stats = StepStats(*[0] * 17, [], 0, pipeline_depth=depth, kv_unwritten_permille=275)
+            metrics.observe_step(stats)
+        metrics.settle()
+    labels = {"model_name": "m", "engine": "0"}
+    values = {
+        name: registry.get_sample_value(f"takt_{name}", labels)
+        for name in ("pipeline_depth", "pipeline_depth_changes_total", "kv_cache_unwritten_perc")
+    }
+    assert values == {
+        "pipeline_depth": 2,
+        "pipeline_depth_changes_total": 2,
+        "kv_cache_unwritten_perc": 0.275,
+    }

@@ -113,22 +113,31 @@ def test_the_death_of_a_rank_is_told_and_mended(divisible: Callable[..., Path]) 
         client = ProcessEngineClient(config)
         await client.start()
         try:
-            # Once in the middle of steps, once while the engine sleeps.
+            # Once in the middle of streams, once while the engine sleeps.
             for is_busy in (True, False):
                 pid = client.engine_pid
                 assert pid is not None
-                victim = rank_pids(pid)[-1]
-                tasks = [asyncio.create_task(collect(client, f"{is_busy}{i}")) for i in range(4)]
+                victim = rank_pids(pid)[-1 if is_busy else 0]
+                streams: list[list[int]] = [[] for _ in range(4)]
+                tasks = [
+                    asyncio.create_task(collect(client, f"{is_busy}{i}", tokens=tokens))
+                    for i, tokens in enumerate(streams)
+                ]
                 if is_busy:
-                    await asyncio.sleep(0.05)
+                    while not all(streams):
+                        await asyncio.sleep(0.001)
                 else:
                     await asyncio.gather(*tasks)
                 os.kill(victim, signal.SIGKILL)
                 if is_busy:
                     for result in await asyncio.gather(*tasks, return_exceptions=True):
                         assert isinstance(result, EngineDeadError)
+                    assert all(0 < len(tokens) < 200 for tokens in streams)
                 while client.engine_pid == pid and client.state is EngineState.READY:
                     await asyncio.sleep(0.001)
+                if not is_busy:
+                    # Once more while ranks are loaded again.
+                    os.kill(await first_rank_of_another(client, pid), signal.SIGKILL)
                 while client.state is not EngineState.READY or client.engine_pid == pid:
                     await asyncio.sleep(0.01)
                 assert not rank_pids(pid), "the others have ended too"
@@ -139,9 +148,24 @@ def test_the_death_of_a_rank_is_told_and_mended(divisible: Callable[..., Path]) 
     run(work())
 
 
-async def collect(client: ProcessEngineClient, name: str, max_tokens: int = 200) -> list[int]:
+async def first_rank_of_another(client: ProcessEngineClient, pid: int) -> int:
+    """A rank of the engine that is started in place of `pid`, as soon as there is one."""
+    while True:
+        engine = client.engine_pid
+        if engine is not None and engine != pid and (ranks := rank_pids(engine)):
+            return ranks[0]
+        await asyncio.sleep(0.001)
+
+
+async def collect(
+    client: ProcessEngineClient,
+    name: str,
+    max_tokens: int = 200,
+    tokens: list[int] | None = None,
+) -> list[int]:
+    """`tokens`, if given, grows while they come."""
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    tokens: list[int] = []
+    tokens = [] if tokens is None else tokens
     async for output in client.generate(AddRequest(name, [5, 6, 7], sampling)):
         tokens += output.token_ids
     return tokens

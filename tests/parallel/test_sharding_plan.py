@@ -14,7 +14,7 @@ from takt.parallel.layout import ParallelLayout
 from takt.parallel.plan import ModelSizes, plan_shards, tensor_sizes
 from takt.parallel.rank_kv import rank_kv_spec, total_kv_heads
 from takt.parallel.shard import Span
-from takt.parallel.stages import divide_layers
+from takt.parallel.stages import LayerCosts, divide_layers
 from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
 
 SMOLLM2 = ModelSizes(
@@ -25,9 +25,7 @@ SMOLLM2 = ModelSizes(
     vocab_size=49_152,
     output_group=32,
     down_group=32,
-    layer_costs=(2.2,) * 30,
-    embedding_cost=0.0,
-    head_cost=30.0,
+    costs=LayerCosts((2.2,) * 30, embedding=0.0, head=30.0),
 )
 GEMMA = replace(
     SMOLLM2,
@@ -38,7 +36,7 @@ GEMMA = replace(
     vocab_size=262_144,
     output_group=256,
     down_group=256,
-    layer_costs=(3.0,) * 18,
+    costs=LayerCosts((3.0,) * 18, embedding=0.0, head=30.0),
 )
 
 

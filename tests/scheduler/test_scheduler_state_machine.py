@@ -125,6 +125,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     def complete(self) -> None:
         self.runner.complete()
 
+    @rule(data=st.data())
+    def another_depth(self, data: st.DataObject) -> None:
+        most = self.runner.max_steps_in_flight
+        self.runner.scheduler.depth = data.draw(st.integers(1, most))
+
     @rule()
     def several_steps(self) -> None:
         for _ in range(5):

@@ -14,7 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from takt.config import ServerOptions
 from takt.engine.client import EngineState
-from takt.engine.messages import AddRequest, EngineReady, RequestOutput, TokenLogprob
+from takt.engine.messages import (
+    AddRequest,
+    EngineReady,
+    PipelineInfo,
+    RequestOutput,
+    TokenLogprob,
+)
 from takt.errors import EngineDeadError, InvalidRequestError
 from takt.observe.metrics import Metrics
 from takt.server.app import build_app
@@ -102,6 +108,7 @@ class FakeEngine:
         self.state = EngineState.READY
         self.max_model_len = 256
         self.num_kv_tokens = 10_000
+        self.pipeline: PipelineInfo | None = None
         self.requests: list[AddRequest] = []
         self.aborted: list[tuple[str, int | None]] = []
         self.num_open = 0
@@ -124,6 +131,7 @@ class FakeEngine:
             kv_block_bytes=[0],
             num_threads=1,
             load_seconds=0.0,
+            pipeline=self.pipeline,
         )
 
     def abort(self, request_id: str, choice: int | None = None) -> None:

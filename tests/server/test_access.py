@@ -18,7 +18,7 @@ from server_fakes import FakeEngine, FakeServer, fixed_reply
 
 from takt.config import ServerOptions
 from takt.engine.client import EngineState
-from takt.engine.messages import StepStats
+from takt.engine.messages import PipelineInfo, StepStats
 from takt.errors import ConfigError
 from takt.server.http_server import PortInUseError, bind_socket, make_http_server
 from takt.server.state import Phase
@@ -154,6 +154,17 @@ def test_gauges_of_what_runs_fall_when_the_last_request_was_aborted(
         server.state.num_in_flight -= 1
     assert sample("takt_num_requests_running") == 3
     assert sample("takt_kv_cache_usage_perc") == 0.5
+
+
+def test_the_stages_of_a_pipeline_are_shown(engine: FakeEngine, http: httpx.Client) -> None:
+    assert http.get("/info").json()["pipeline"] is None
+    engine.pipeline = PipelineInfo([10, 8], [0.52, 0.48], "measured", "auto")
+    assert http.get("/info").json()["pipeline"] == {
+        "stage_layers": [10, 8],
+        "stage_shares": [0.52, 0.48],
+        "costs": "measured",
+        "depth": "auto",
+    }
 
 
 def test_tls(tmp_path: Path) -> None:

@@ -80,9 +80,11 @@ def register(app: typer.Typer) -> None:
 def run_profile(config: EngineConfig, request: ProfileRequest) -> Profiles:
     """Loads the model and profiles what is asked; one entry for decodes, one for prompts.
 
-    Prefix caching is off, and a step is long enough for the whole prompt.
+    Prefix caching is off, and a step is long enough for the whole prompt. What layers take is kept
+    for engines that divide them over stages.
     """
     from takt.clock import MonotonicClock
+    from takt.engine.layer_cost_file import layer_cost_path, write_layer_costs
     from takt.engine.load import load_model
     from takt.engine.profile import DecodeShape, PrefillShape, Profiler
     from takt.server.progress import show_progress
@@ -109,6 +111,9 @@ def run_profile(config: EngineConfig, request: ProfileRequest) -> Profiles:
                 prompt = PrefillShape(request.prefill_tokens)
                 name = f"Prefill: {prompt.num_tokens} tokens"
                 found.append((name, profiler.prefill(prompt, num_steps, on_progress)))
+            costs = profiler.layer_costs(on_progress)
+            if costs is not None:
+                write_layer_costs(layer_cost_path(config), costs)
     finally:
         profiler.close()
     return found

@@ -11,6 +11,7 @@ from takt.config import EngineConfig
 from takt.engine.core import EngineCore
 from takt.engine.executor import Executor
 from takt.engine.memory import available_memory_bytes
+from takt.engine.messages import PipelineInfo
 from takt.engine.requests import RequestRules
 from takt.engine.runner import Runner
 from takt.engine.sizing import EngineSizes, KVShape, plan_sizes
@@ -18,6 +19,7 @@ from takt.engine.step_time import calibrated
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.create import create_scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
+from takt.scheduler.pipeline_depth import PipelineDepth
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +42,11 @@ class LoadedModel:
     close: Callable[[], None]
     num_micro_batches: int = 1
     """Of a pipeline; see `SchedulerLimits`."""
+    first_depth: int = 1
+    """Steps in flight that a pipeline whose depth follows the load begins with."""
     sentinels: tuple[int, ...] = ()
     """File descriptors that become readable when a process of the model's ends."""
+    pipeline: PipelineInfo | None = None
 
 
 def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> EngineCore:
@@ -77,9 +82,19 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         num_micro_batches=model.num_micro_batches,
         predictor=learned,
     )
+    is_pipeline = model.num_micro_batches > 1
+    runner = Runner(executor, sizes.limits, sizes.kv.block_size, kv, clock, is_pipeline=is_pipeline)
+    depth = None
+    if is_pipeline and config.parallel.pipeline_depth == "auto":
+        depth = PipelineDepth(
+            first=model.first_depth,
+            most=executor.max_steps_in_flight,
+            unwritten_share=lambda: scheduler.kv_unwritten_share(runner.num_in_flight_tokens),
+        )
+        scheduler.depth = depth.depth
     return EngineCore(
         scheduler=scheduler,
-        runner=Runner(executor, sizes.limits, sizes.kv.block_size, kv, clock),
+        runner=runner,
         rules=RequestRules(
             vocab_size=model.vocab_size,
             max_model_len=sizes.max_model_len,
@@ -95,4 +110,6 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         step_time=learned,
         refuses=config.scheduler.admission == "refuse",
         sentinels=model.sentinels,
+        pipeline=model.pipeline,
+        depth=depth,
     )

@@ -41,18 +41,10 @@ class _Kept(msgspec.Struct):
 
 def calibration_path(config: EngineConfig, num_threads: int) -> Path:
     """The file of a calibration that holds for this configuration on this machine."""
-    model = Path(config.model.model)
-    state: list[Any] = [str(model)]
-    with contextlib.suppress(OSError):
-        found = model.stat()
-        state = [str(model.resolve()), found.st_size, found.st_mtime_ns]
     key = {
+        **model_and_machine(config),
         "format": _FORMAT,
-        "version": takt.__version__,
-        "model": state,
-        "machine": [platform.node(), platform.machine(), cpu_name(), os.cpu_count()],
         "threads": num_threads,
-        "dtype": [config.model.dtype, config.model.quantization],
         "ranks": [config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size],
         "backend": [config.model.backend, config.model.enforce_eager],
         "kv": [config.cache.kv_cache_dtype, config.cache.block_size],
@@ -62,8 +54,28 @@ def calibration_path(config: EngineConfig, num_threads: int) -> Path:
             config.scheduler.max_num_batched_tokens,
         ],
     }
+    return kept_path("calibration", key)
+
+
+def model_and_machine(config: EngineConfig) -> dict[str, Any]:
+    """What any time depends on: the model's file, the types it computes in, the machine."""
+    model = Path(config.model.model)
+    state: list[Any] = [str(model)]
+    with contextlib.suppress(OSError):
+        found = model.stat()
+        state = [str(model.resolve()), found.st_size, found.st_mtime_ns]
+    return {
+        "version": takt.__version__,
+        "model": state,
+        "machine": [platform.node(), platform.machine(), cpu_name(), os.cpu_count()],
+        "dtype": [config.model.dtype, config.model.quantization],
+    }
+
+
+def kept_path(folder: str, key: dict[str, Any]) -> Path:
+    """The file in the cache of what was measured under `key`."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    return cache_home() / "calibration" / f"{digest}.json"
+    return cache_home() / folder / f"{digest}.json"
 
 
 def read_calibration(path: Path) -> Calibration | None:
@@ -95,6 +107,11 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         "num_steps": calibration.num_steps,
         "seconds": calibration.seconds,
     }
+    keep(path, plain)
+
+
+def keep(path: Path, plain: dict[str, Any]) -> None:
+    """Replaces a file of the cache as a whole, where it can be written."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.{os.getpid()}")

@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from takt.clock import Clock
-from takt.engine.messages import AddRequest, RequestOutput, StepStats, TokenLogprob
+from takt.engine.messages import (
+    AddRequest,
+    PipelineInfo,
+    RequestOutput,
+    StepStats,
+    TokenLogprob,
+)
 from takt.engine.requests import RequestRules
 from takt.engine.runner import Runner, StepTokens
 from takt.engine.sizing import EngineSizes
@@ -16,6 +22,7 @@ from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.load_snapshot import LoadSnapshot
 from takt.scheduler.output import FinishedRequest, SchedulerOutput
 from takt.scheduler.pace import PaceScheduler
+from takt.scheduler.pipeline_depth import PipelineDepth
 from takt.scheduler.request import Request, RequestStatus
 from takt.scheduler.step_time import StepFeatures
 
@@ -50,7 +57,10 @@ class EngineCore:
         step_time: LearnedStepTime | None = None,
         refuses: bool = False,
         sentinels: Sequence[int] = (),
+        pipeline: PipelineInfo | None = None,
+        depth: PipelineDepth | None = None,
     ) -> None:
+        """`depth` decides how many steps are in flight; None keeps the scheduler's."""
         self._scheduler = scheduler
         self._runner = runner
         self._rules = rules
@@ -69,6 +79,8 @@ class EngineCore:
         self._num_taken = 0
         self.sentinels = sentinels
         """Readable once a process that steps need has ended: no step can be run any more."""
+        self.pipeline = pipeline
+        self._depth = depth
         self._outputs: list[RequestOutput] = []
         """What happened since the last step."""
         self._schedule_starts: list[int] = []
@@ -119,25 +131,29 @@ class EngineCore:
 
     def step(self) -> StepResult:
         """Starts as many steps as may be in flight, completes the oldest, and reports it."""
-        while self._scheduler.has_work and self._runner.can_submit:
+        scheduler, runner = self._scheduler, self._runner
+        while scheduler.has_work and runner.can_submit and runner.num_in_flight < scheduler.depth:
             start_ns = self._clock.now_ns()
-            scheduled = self._scheduler.schedule(start_ns)
-            self._runner.preempt(scheduled.preempted)
+            scheduled = scheduler.schedule(start_ns)
+            runner.preempt(scheduled.preempted)
             if scheduled.is_empty:
                 break
             self._schedule_starts.append(start_ns)
-            self._runner.submit(scheduled)
-        if not self._runner.num_in_flight:
-            if self._scheduler.has_work:
+            runner.submit(scheduled)
+        if not runner.num_in_flight:
+            if scheduler.has_work:
                 raise InvariantError("requests wait, nothing runs, and nothing was scheduled")
             return StepResult(self._take_outputs(), None)
-        tokens = self._runner.wait()
+        tokens = runner.wait()
         outputs = self._take_outputs()
         finished = self._update(tokens, outputs)
         for end in finished:
-            self._runner.release(end.request)
+            runner.release(end.request)
+        after_idle = self._was_idle
         stats = self._stats(tokens)
         self._learn(stats)
+        if self._depth is not None:
+            self._tune(self._depth, stats, after_idle=after_idle)
         return StepResult(outputs, stats)
 
     def load(self) -> LoadSnapshot | None:
@@ -203,6 +219,19 @@ class EngineCore:
         if self._refuses or stats.step_id % _STEPS_PER_LOAD == 0:
             stats.load = self.load()
 
+    def _tune(self, depth: PipelineDepth, stats: StepStats, *, after_idle: bool) -> None:
+        """Has the depth follow the load; the record has what held for its step."""
+        depth.observe(
+            num_decode_seqs=stats.num_decode_seqs,
+            num_prefill_tokens=stats.num_prefill_tokens,
+            num_running=stats.num_running,
+            start_ns=stats.schedule_start_ns,
+            end_ns=stats.update_end_ns,
+            after_idle=after_idle,
+        )
+        self._scheduler.depth = depth.depth
+        stats.kv_unwritten_permille = round(1000 * depth.unwritten_share)
+
     def _stats(self, tokens: StepTokens) -> StepStats:
         scheduler, filled = self._scheduler, tokens.filled
         scheduled: SchedulerOutput = filled.scheduled
@@ -238,6 +267,7 @@ class EngineCore:
             stolen_run_ns=tokens.stolen_run_ns,
             stolen_host_ns=0 if self._was_idle else tokens.stolen_host_ns,
             gc_ns=0 if self._was_idle else new_gc_ns,
+            pipeline_depth=scheduler.depth,
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
         self._was_idle = False

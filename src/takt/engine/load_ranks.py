@@ -15,6 +15,7 @@ from takt.engine.rank_group import RankGroup, RankProcesses, RankThreads
 from takt.engine.rank_model import RankModel, check_num_ranks, layout_of, rank_threads
 from takt.engine.rank_wire import RankLoaded
 from takt.engine.sizing import EngineSizes, KVShape
+from takt.engine.stage_division import divide_stages, pipeline_info, with_division
 from takt.loading.base import Checkpoint
 from takt.models.config import read_model_config
 from takt.models.sharding import model_sizes
@@ -39,7 +40,13 @@ def load_ranks(
     # Sizes that do not divide are found before anything is started.
     model_config = read_model_config(checkpoint)
     precision = PrecisionInUse(resolve_policy(config))
-    plan_shards(model_sizes(checkpoint, model_config, precision), layout_of(config))
+    sizes = model_sizes(checkpoint, model_config, precision)
+    plan_shards(sizes, layout_of(config))
+    division = divide_stages(config, sizes)
+    pipeline = pipeline_info(config, division)
+    if pipeline is not None:
+        _log.info("layers of each stage (%s): %s", pipeline.costs, pipeline.stage_layers)
+    config = with_division(config, division)
     warning = check_num_ranks(config, num_cpus)
     if warning is not None:
         _log.warning(warning)
@@ -77,11 +84,14 @@ def load_ranks(
         precision=model.precision.describe(),
         weight_bytes=sum(one.weight_bytes for one in loaded),
         num_threads=num_threads * layout.num_ranks,
-        max_steps_in_flight=layout.num_stages,
+        max_steps_in_flight=config.parallel.max_pipeline_depth,
         make_executor=make_executor,
         close=close,
-        num_micro_batches=layout.num_stages,
+        num_micro_batches=config.parallel.max_pipeline_depth,
+        # Stages that can work at the same time: the others would wait for a CPU.
+        first_depth=max(1, min(layout.num_stages, num_cpus // (layout.tensor_size * num_threads))),
         sentinels=others.sentinels,
+        pipeline=pipeline,
     )
 
 

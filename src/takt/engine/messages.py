@@ -116,12 +116,30 @@ class StepStats(msgspec.Struct, array_like=True):
     """Garbage collection in the engine's process since the step before."""
     load: LoadSnapshot | None = None
     """What admission goes by; not with every step where nobody is refused."""
+    pipeline_depth: int = 1
+    """Steps that were to be in flight."""
+    kv_unwritten_permille: int = 0
+    """Of the fullest pool, reserved and not written: sampled every few steps of a pipeline whose
+    depth follows the load, 0 elsewhere."""
 
 
 class StepMessage(msgspec.Struct, tag="step"):
     epoch: int
     outputs: list[RequestOutput]
     stats: StepStats | None
+
+
+class PipelineInfo(msgspec.Struct, frozen=True):
+    """How layers are divided over the stages of a pipeline."""
+
+    stage_layers: list[int]
+    """Number of layers of each stage."""
+    stage_shares: list[float]
+    """Of the time of a step, by the costs that the division went by."""
+    costs: str
+    """Where these are from: measured, modelled, or given where the user divided the layers."""
+    depth: str
+    """Steps in flight: a number, or auto."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
@@ -143,6 +161,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """Of the idle engine, where it keeps targets."""
     precision: str = ""
     """The precision policy and what it gave the model, in one line."""
+    pipeline: PipelineInfo | None = None
+    """Of an engine with several stages."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -171,6 +171,10 @@ def _serve(
 
     try:
         core = make_core(config_from_plain(order.config), clock, on_progress)
+    except EngineDeadError as error:
+        # A rank was killed while it was loaded: nobody's mistake, and another start may go well.
+        _log.error("the engine died while it started: %s", error)
+        return 1
     except TaktError as error:
         exit_code = 2 if isinstance(error, ConfigError) else 1
         process.send(EngineFailed(order.epoch, str(error), exit_code))
@@ -203,6 +207,7 @@ def _serve(
             load_seconds=time.monotonic() - started,
             load=core.load(),
             precision=core.precision,
+            pipeline=core.pipeline,
         )
     )
     try:

@@ -12,9 +12,11 @@ from takt.engine.executor import Executor, InlineExecutor
 from takt.engine.messages import AddRequest, StepStats
 from takt.engine.sizing import EngineSizes
 from takt.errors import ConfigError, InvariantError
+from takt.models.layer_costs import CONTEXT, ROWS
 from takt.observe.step_profile import ProfiledStep, StepProfile
 from takt.ops.native.labels import label_instructions
 from takt.ops.native.program import NativeProgram
+from takt.parallel.stages import LayerCosts
 from takt.types.instruction import StepTimes, StepWork
 from takt.types.sampling_params import SamplingParams
 from takt.types.step import StepInput, StepLimits, StepOutput
@@ -22,6 +24,9 @@ from takt.types.step import StepInput, StepLimits, StepOutput
 OnProgress = Callable[[str, int, int], None]
 
 _WARM_UP_STEPS = 5
+_STEPS_OF_LAYERS = 20
+_LEAST_LEN_OF_LAYERS = 128
+"""A quarter of it as context leaves room for these steps and for the starts of all sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,18 @@ class Profiler:
                 on_progress("decode steps", len(steps), num_steps)
         self._abort_all()
         return StepProfile(self._labels, steps, self._kv_token_bytes)
+
+    def layer_costs(self, on_progress: OnProgress) -> LayerCosts | None:
+        """Seconds of layers and head in steps of the shape that `modelled_costs` takes, or the
+        nearest that the engine has room for; None if there is too little."""
+        sizes = self._core.sizes
+        if self._max_model_len < _LEAST_LEN_OF_LAYERS:
+            return None
+        context = min(CONTEXT, self._max_model_len // 4)
+        batch_size = min(ROWS, sizes.limits.max_num_seqs, sizes.num_kv_tokens // (2 * context))
+        shape = DecodeShape(max(1, batch_size), context)
+        layers, before, after = self.decode(shape, _STEPS_OF_LAYERS, on_progress).layer_seconds()
+        return LayerCosts(tuple(layers), before, after)
 
     def prefill(self, shape: PrefillShape, num_steps: int, on_progress: OnProgress) -> StepProfile:
         """Prompts one after the other, each whole in a step of its own."""

@@ -14,16 +14,16 @@ from takt.types.step import StepInput, StepLimits, StepOutput
 
 
 class RankExecutor:
-    """As many steps in flight as the pipeline has stages: each stage works on another one.
+    """Several steps in flight where there are stages: each works on another one.
 
     `submit` runs the first stage of a step; `wait` sleeps until its last stage has sampled.
     """
 
     def __init__(self, model: RankModel, others: RankGroup, sizes: EngineSizes) -> None:
         self._others = others
-        self.max_steps_in_flight = model.layout.num_stages
         rank_sizes = RankSizes.of(sizes)
         plan = model.segment_plan(rank_sizes)
+        self.max_steps_in_flight = plan.num_buffers
         fd = Segment.create_file(plan)
         try:
             self._segment = Segment(plan, fd)

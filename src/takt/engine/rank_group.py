@@ -82,7 +82,7 @@ class RankProcesses:
                 order = RankOrder(
                     number, str(path), num_threads, log_level, config_to_plain(config)
                 )
-                send(self._ranks[-1].connection, order)
+                self._tell(self._ranks[-1], order)
         except BaseException:
             self.close()
             raise
@@ -120,7 +120,7 @@ class RankProcesses:
             os.close(rank.sentinel)
         self._ranks = []
 
-    def _tell(self, rank: _Rank, message: RankMessage, fd: int) -> None:
+    def _tell(self, rank: _Rank, message: RankMessage, fd: int | None = None) -> None:
         try:
             send(rank.connection, message, fd)
         except OSError:

@@ -69,7 +69,7 @@ class RankModel:
 
     def _shard(self, checkpoint: Checkpoint) -> Shard:
         sizes = model_sizes(checkpoint, self.model, self.precision)
-        return plan_shards(sizes, self.layout)[self.rank]
+        return plan_shards(sizes, self.layout, self._config.parallel.stage_layers)[self.rank]
 
     @property
     def weight_bytes(self) -> int:
@@ -86,7 +86,7 @@ class RankModel:
             sizes.limits,
             hidden_size=self.model.hidden_size,
             shard=self.shard,
-            num_buffers=self.layout.num_stages,
+            num_buffers=self._config.parallel.max_pipeline_depth,
         )
 
     def bind(self, sizes: RankSizes, segment: Segment) -> RankProgram:

@@ -44,7 +44,11 @@ class Runner:
         block_size: int,
         tables: BlockTables,
         clock: Clock,
+        *,
+        is_pipeline: bool = False,
     ) -> None:
+        """`is_pipeline`: no sequence is in two steps at once."""
+        self._is_pipeline = is_pipeline
         self._executor = executor
         self._clock = clock
         self._seats = Seats(limits.max_num_seqs)
@@ -66,13 +70,19 @@ class Runner:
         return len(self._in_flight)
 
     @property
+    def num_in_flight_tokens(self) -> int:
+        """Tokens that the steps in flight compute."""
+        return sum(f.scheduled.total_num_scheduled_tokens for _, f, _ in self._in_flight)
+
+    @property
     def can_submit(self) -> bool:
         """Whether another step may start now.
 
         A penalty needs the newest token counted, so no step runs ahead while a request with one
-        is in the batch.
+        is in the batch; those of a pipeline have their newest token when they are scheduled.
         """
-        return not self._in_flight or (bool(self._idle) and not self._seats.counts)
+        runs_ahead = self._is_pipeline or not self._seats.counts
+        return not self._in_flight or (bool(self._idle) and runs_ahead)
 
     def preempt(self, requests: Iterable[Request]) -> None:
         """Frees the seats of sequences that will be computed again."""

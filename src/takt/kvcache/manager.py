@@ -92,6 +92,13 @@ class KVCacheManager:
     def num_total_blocks(self) -> int:
         return sum(pool.num_blocks for pool in self.pools)
 
+    def num_held_tokens(self, group: int) -> int:
+        """Tokens with a slot in the group, summed over sequences; those in flight have one."""
+        size = self.block_size
+        return sum(
+            state.num_tokens - state.first_held[group] * size for state in self._sequences.values()
+        )
+
     # -- prefixes -----------------------------------------------------------------------------
     def prefix_chain(self, extra_keys: Sequence[str] = ()) -> PrefixChain | None:
         """A chain for a new sequence's block keys; None without prefix caching."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -52,6 +53,8 @@ class StepStats(Protocol):
     num_preempted: int
     queue_times_ns: list[int]
     num_redone_tiles: int
+    pipeline_depth: int
+    kv_unwritten_permille: int
 
     @property
     def load(self) -> ModelError | None: ...
@@ -135,6 +138,7 @@ class Metrics:
         self.registry = registry
         self._labels = {"model_name": model_name, "engine": engine}
         self._new_steps: list[StepStats] = []
+        self._last_depth: int | None = None
         seconds = LATENCY_BUCKETS_SECONDS
         h = self._histogram
         self._ttft = h(
@@ -174,6 +178,9 @@ class Metrics:
         self._preemptions = c("num_preemptions", "Requests that lost their place in a step.")
         self._redone_tiles = c(
             "redone_tiles", "Tiles computed again for a thread that stood still."
+        )
+        self._depth_changes = c(
+            "pipeline_depth_changes", "Times that the number of steps in flight was changed."
         )
         self._restarts = _RestartCounter(self._labels, self.registry)
         self._success = Counter(
@@ -217,6 +224,12 @@ class Metrics:
             "idempotency_kept_bytes", "Answers kept for requests that come again with their key."
         )
         self._kv_usage = g("kv_cache_usage_perc", "KV blocks in use; 1 is all of them.")
+        self._depth = g("pipeline_depth", "Steps that are in flight at most, now.")
+        self._kv_unwritten = g(
+            "kv_cache_unwritten_perc",
+            "KV reserved for requests and not written yet, sampled where the depth of a pipeline "
+            "follows it; 1 is the whole pool.",
+        )
         self._engine_info = Gauge(
             "takt_engine_info",
             "1; its label names the precision policy in use.",
@@ -259,6 +272,10 @@ class Metrics:
         self._prefix_hits.inc(sum(stats.prefix_cache_hits for stats in steps))
         self._preemptions.inc(sum(stats.num_preempted for stats in steps))
         self._redone_tiles.inc(sum(stats.num_redone_tiles for stats in steps))
+        depths = [self._last_depth or steps[0].pipeline_depth]
+        depths += [stats.pipeline_depth for stats in steps]
+        self._depth_changes.inc(sum(a != b for a, b in itertools.pairwise(depths)))
+        self._last_depth = depths[-1]
         self._show_state(steps[-1])
 
     def _show_state(self, stats: StepStats) -> None:
@@ -269,6 +286,8 @@ class Metrics:
         self._waiting.set(stats.num_waiting)
         self._waiting_capacity.set(stats.num_waiting_for_capacity)
         self._waiting_turn.set(max(stats.num_waiting - stats.num_waiting_for_capacity, 0))
+        self._depth.set(stats.pipeline_depth)
+        self._kv_unwritten.set(stats.kv_unwritten_permille / 1000)
         if stats.kv_blocks_total:
             self._kv_usage.set(stats.kv_blocks_used / stats.kv_blocks_total)
 
@@ -319,6 +338,7 @@ class Metrics:
             self._waiting_capacity,
             self._waiting_turn,
             self._kv_usage,
+            self._kv_unwritten,
         ):
             gauge.set(0)
 

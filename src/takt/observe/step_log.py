@@ -35,6 +35,8 @@ class LoggedStep(msgspec.Struct, frozen=True, gc=False):
     kv_blocks_used: int
     kv_blocks_total: int
     num_preempted: int
+    pipeline_depth: int = 1
+    kv_unwritten_permille: int = 0
 
 
 _FIELDS = LoggedStep.__struct_fields__

@@ -115,6 +115,21 @@ class StepProfile:
         means = self.spans_us.mean(axis=0)
         return [(self.labels[i], float(means[i])) for i in self.active()]
 
+    def layer_seconds(self) -> tuple[list[float], float, float]:
+        """Of each layer, before the first and after the last one; medians of steps."""
+        order = [label.layer for label in self.labels]
+        num_layers = 1 + max((layer for layer in order if layer is not None), default=-1)
+        first = order.index(0) if num_layers else 0
+        places = [
+            layer if layer is not None else -1 if i < first else num_layers
+            for i, layer in enumerate(order)
+        ]
+        sums = np.zeros((len(self.steps), num_layers + 2))
+        for i, place in enumerate(places):
+            sums[:, place + 1] += self.spans_us[:, i]
+        before, *layers, after = (np.median(sums, axis=0) * 1e-6).tolist()
+        return layers, before, after
+
     def _parts(
         self, name_of: Callable[[InstructionLabel], str], *, per_instruction: bool
     ) -> list[PartRow]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from takt.errors import ConfigError
 from takt.parallel.layout import ParallelLayout
 from takt.parallel.shard import Shard, Span
-from takt.parallel.stages import divide_layers
+from takt.parallel.stages import LayerCosts, divide_layers, given_stages
 
 PANEL_ROWS = 16
 """Weights are packed in panels of so many rows: splits of rows that we choose fall between them."""
@@ -20,8 +21,7 @@ class ModelSizes:
 
     A packed row can be cut only between its groups: `output_group` and `down_group` are the
     columns of the largest group in attention's output matrices and in the MLP's down matrices
-    (1 where elements are stored one by one). Costs are in one unit, such as the bytes that a
-    decode step reads.
+    (1 where elements are stored one by one).
     """
 
     num_heads: int
@@ -31,26 +31,34 @@ class ModelSizes:
     vocab_size: int
     output_group: int
     down_group: int
-    layer_costs: tuple[float, ...]
-    embedding_cost: float
-    head_cost: float
+    costs: LayerCosts
 
 
-def plan_shards(sizes: ModelSizes, layout: ParallelLayout) -> tuple[Shard, ...]:
-    """The shard of each rank; raises `ConfigError` naming the sizes that work."""
+def plan_shards(
+    sizes: ModelSizes, layout: ParallelLayout, stage_layers: Sequence[int] | None = None
+) -> tuple[Shard, ...]:
+    """The shard of each rank; raises `ConfigError` naming the sizes that work.
+
+    `stage_layers` are the layers of each stage; if not given they are divided by `sizes.costs`.
+    """
     _check_tensor_size(sizes, layout.tensor_size)
-    _check_num_stages(sizes, layout.num_stages)
-    stages = divide_layers(
-        sizes.layer_costs,
-        layout.num_stages,
-        first_cost=sizes.embedding_cost,
-        last_cost=sizes.head_cost,
-    )
+    stages = plan_stages(sizes, layout.num_stages, stage_layers)
     return tuple(
         _shard(sizes, layout.tensor_size, layout.tensor_rank_of(rank), stages[stage])
         for rank in range(layout.num_ranks)
         for stage in [layout.stage_of(rank)]
     )
+
+
+def plan_stages(
+    sizes: ModelSizes, num_stages: int, stage_layers: Sequence[int] | None = None
+) -> tuple[Span, ...]:
+    """Layers of each stage: as given, or divided by `sizes.costs`."""
+    costs = sizes.costs
+    _check_num_stages(sizes, num_stages)
+    if stage_layers is not None:
+        return given_stages(stage_layers, len(costs.layers))
+    return divide_layers(costs.layers, num_stages, first_cost=costs.embedding, last_cost=costs.head)
 
 
 def tensor_sizes(sizes: ModelSizes) -> list[int]:
@@ -95,7 +103,7 @@ def _check_tensor_size(sizes: ModelSizes, num_ranks: int) -> None:
 
 
 def _check_num_stages(sizes: ModelSizes, num_stages: int) -> None:
-    num_layers = len(sizes.layer_costs)
+    num_layers = len(sizes.costs.layers)
     if num_stages > num_layers:
         raise ConfigError(
             f"--pipeline-parallel-size {num_stages} is more than the model's {num_layers} layers; "
@@ -114,7 +122,7 @@ def _shard(sizes: ModelSizes, tensor_size: int, tensor_rank: int, layers: Span) 
         tensor_rank=tensor_rank,
         tensor_size=tensor_size,
         layers=layers,
-        num_layers=len(sizes.layer_costs),
+        num_layers=len(sizes.costs.layers),
         heads=_even(sizes.num_heads, tensor_size, tensor_rank),
         kv_heads=kv_heads,
         mlp=_even(sizes.intermediate_size, tensor_size, tensor_rank),

@@ -4,9 +4,54 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
+from takt.errors import ConfigError
 from takt.parallel.shard import Span
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """What a step takes for each part of a model, in any one unit such as seconds."""
+
+    layers: tuple[float, ...]
+    embedding: float
+    """Before the first layer."""
+    head: float
+    """After the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageDivision:
+    """The layers of each stage of a pipeline, and where the costs that it went by are from."""
+
+    spans: tuple[Span, ...]
+    costs: LayerCosts
+    source: str
+    """measured, modelled or given."""
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of a step's cost, by stage."""
+        costs, last = self.costs, len(self.spans) - 1
+        stages = [sum(costs.layers[span.first : span.end]) for span in self.spans]
+        stages[0] += costs.embedding
+        stages[last] += costs.head
+        total = sum(stages)
+        return tuple(stage / total for stage in stages)
+
+
+def given_stages(num_layers: Sequence[int], num_model_layers: int) -> tuple[Span, ...]:
+    """Stages of so many layers each; raises `ConfigError` if these are not the model's."""
+    if sum(num_layers) != num_model_layers:
+        partition = ",".join(map(str, num_layers))
+        raise ConfigError(
+            f"--pp-layer-partition {partition} is {sum(num_layers)} layers in all; the model has "
+            f"{num_model_layers}"
+        )
+    ends = [0, *itertools.accumulate(num_layers)]
+    return tuple(Span(first, end) for first, end in itertools.pairwise(ends))
 
 
 def divide_layers(

@@ -46,6 +46,8 @@ class Scheduler(ABC):
         self._num_added = 0
         self._last_scheduled_step = -1
         self._waits_for_capacity = False
+        self.depth = limits.max_steps_in_flight
+        """Steps that are to be in flight, at most that limit; a pipeline's micro-batches."""
         self.prefix_cache_queries = 0
         """Prompt tokens looked up in the prefix cache so far, each request once; hits likewise."""
         self.prefix_cache_hits = 0
@@ -134,10 +136,7 @@ class Scheduler(ABC):
         """
         if output.is_empty:
             return []
-        last_step = self._retirement.last_updated_step
-        if output.step_id != last_step + 1:
-            raise InvariantError(f"step {output.step_id} was updated after step {last_step}")
-        self._retirement.last_updated_step = output.step_id
+        self._retirement.begin_update(output.step_id)
         finished: list[FinishedRequest] = []
         num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
         num_sampled = num_decodes
@@ -178,6 +177,10 @@ class Scheduler(ABC):
     def kv_blocks_total(self) -> int:
         return self._kv.num_total_blocks
 
+    def kv_unwritten_share(self, num_in_flight_tokens: int) -> float:
+        """Share of the fullest pool that is reserved and not written, 0 to 1."""
+        return self._reservation.unwritten_share(num_in_flight_tokens)
+
     # -- one step -----------------------------------------------------------------------------
     def _schedule_decodes(self, step: StepBuilder) -> list[Request]:
         """Schedules every sequence that lacks one token; returns those that lack more.
@@ -187,7 +190,7 @@ class Scheduler(ABC):
         prefills: list[Request] = []
         decodes: list[ScheduledRequest] = []
         append, step_id, reserves_output = self._kv.append, step.step_id, self._reserves_output
-        is_pipeline, most = self._limits.micro_batch(len(self._running))
+        is_pipeline, most = self._limits.micro_batch(len(self._running), self.depth)
         # Preempting takes requests out of the set on the way.
         for request in self._running if reserves_output else list(self._running):
             start = request.num_computed_tokens

@@ -20,8 +20,8 @@ class SchedulerLimits:
     """Steps that may be scheduled before the first of them is updated."""
     enable_chunked_prefill: bool
     num_micro_batches: int = 1
-    """Batches that the stages of a pipeline work on at once. With more than one, a sequence is in
-    one step in flight only, and decodes are spread evenly over steps."""
+    """Most batches that the stages of a pipeline work on at once. With more than one, a sequence is
+    in one step in flight only, and decodes are spread evenly over steps."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_rows"):
@@ -32,9 +32,9 @@ class SchedulerLimits:
                     "raise the one or lower the other"
                 )
 
-    def micro_batch(self, num_running: int) -> tuple[bool, int]:
-        """Whether there are several, and the most decodes of each."""
-        return self.num_micro_batches > 1, -(-num_running // self.num_micro_batches)
+    def micro_batch(self, num_running: int, depth: int) -> tuple[bool, int]:
+        """Whether there may be several, and the most decodes of each where there are `depth`."""
+        return self.num_micro_batches > 1, -(-num_running // depth)
 
     @property
     def max_in_flight_tokens(self) -> int:

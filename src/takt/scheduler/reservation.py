@@ -128,6 +128,21 @@ class KVReservation:
         free += [self._kv.pools[g].num_blocks - self._window_blocks[g] for g in self._windows]
         return max(0, min(free)) * self._kv.block_size
 
+    def unwritten_share(self, num_in_flight_tokens: int) -> float:
+        """Slots that are reserved for sequences and hold nothing yet, as a share of their pool.
+
+        Of the group where it is largest. `num_in_flight_tokens` have slots, and steps in flight are
+        still to write them. A block that several sequences share counts for each of them, as
+        reserved and as written.
+        """
+        shares = []
+        for g, pool in enumerate(self._kv.pools):
+            reserved = self._window_blocks[g] if g in self._windows else self._table_blocks
+            num_written = max(0, self._kv.num_held_tokens(g) - num_in_flight_tokens)
+            num_slots = pool.num_blocks * self._kv.block_size
+            shares.append((reserved * self._kv.block_size - num_written) / num_slots)
+        return min(max(0.0, *shares), 1.0)
+
     # -- internals ----------------------------------------------------------------------------
     def _num_available(self, group: int) -> int:
         kv = self._kv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from takt.errors import InvariantError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.request import Request
 from takt.scheduler.reservation import KVReservation
@@ -27,6 +28,12 @@ class Retirement:
             self._leaving.setdefault(request.last_step_id, []).append(request)
         else:
             self._give_back(request)
+
+    def begin_update(self, step_id: int) -> None:
+        """Steps are updated one after the other."""
+        if step_id != self.last_updated_step + 1:
+            raise InvariantError(f"step {step_id} was updated after step {self.last_updated_step}")
+        self.last_updated_step = step_id
 
     def end_step(self) -> None:
         """Gives back what waited for the step that was just updated."""

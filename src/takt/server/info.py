@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import to_builtins
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -112,6 +113,7 @@ async def show_engine(request: Request, state: ServerState) -> Response:
             "num_kv_tokens": engine.num_kv_tokens,
             "kv_cache_bytes": engine.kv_cache_bytes,
             "num_threads": engine.num_threads,
+            "pipeline": None if engine.pipeline is None else to_builtins(engine.pipeline),
             "load_seconds": round(engine.load_seconds, 3),
         }
     )
