@@ -128,7 +128,10 @@ class RankProcesses:
             raise EngineDeadError(f"rank {rank.number} takes no message") from None
 
     def _answer(self, rank: _Rank) -> RankMessage:
-        message, _ = receive(rank.connection)
+        try:
+            message, _ = receive(rank.connection)
+        except ConnectionResetError:
+            message = None  # it ended before it had read what we sent
         if isinstance(message, RankFailed):
             kind: type[TaktError] = ConfigError if message.exit_code == 2 else ModelError
             raise kind(message.message)
