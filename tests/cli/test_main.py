@@ -55,6 +55,9 @@ def test_an_interrupt_while_the_command_line_is_loaded_leaves_no_trace() -> None
         (["serve", "--log-level", "loud"], ["--log-level", "'loud'", "debug"]),
         (["serve", "--api-key"], ["--api-key", "takt serve --help"]),
         (["serv"], ["serv", "takt --help"]),
+        (["dql", "list", "--store", "x"], ["'dlq'", "takt --help"]),
+        (["dlq", "lst", "--store", "x"], ["'list'", "takt dlq --help"]),
+        (["dlq", "frobnicate"], ["frobnicate", "takt dlq --help"]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]) -> None:

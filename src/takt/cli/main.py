@@ -161,13 +161,24 @@ for command in (bench, explain, plan, verify, topo, profile, gateway):
     command.register(app)
 
 
-def known_flags(words: Sequence[str]) -> tuple[int, frozenset[str]]:
-    """Number of leading words that name a command, and every spelling of its options."""
+def _named_command(words: Sequence[str]) -> tuple[int, Any]:
+    """The command that the leading words name, and how many they are."""
     command: Any = typer.main.get_command(app)
     depth = 0
     while depth < len(words) and words[depth] in getattr(command, "commands", {}):
         command = command.commands[words[depth]]
         depth += 1
+    return depth, command
+
+
+def known_flags(words: Sequence[str]) -> tuple[int, frozenset[str]]:
+    """Number of leading words that name a command, and every spelling of its options.
+
+    No word does if one stands where a group wants a command of its own, and is none.
+    """
+    depth, command = _named_command(words)
+    if hasattr(command, "commands") and depth < len(words) and not words[depth].startswith("-"):
+        return 0, frozenset()
     names = {"--help", "-h"}
     for parameter in command.params:
         names.update(parameter.opts)
@@ -197,9 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
 def _usage_line(error: BaseException, given: list[str]) -> str:
     """One line for a mistake that typer found."""
     message = " ".join(cast(_UsageShape, error).format_message().split()).rstrip(".")
-    command = f"takt {given[0]}" if given and not given[0].startswith("-") else "takt"
-    if message.startswith("No such command"):
-        command = "takt"
+    command = " ".join(["takt", *given[: _named_command(given)[0]]])
     return f"{message}; see {command} --help"
 
 
