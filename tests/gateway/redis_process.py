@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -52,6 +53,15 @@ class RedisProcess:
                 pass
             time.sleep(0.01)
         raise RuntimeError(f"redis did not start: {self._log.read_text()[-500:]}")
+
+    def pause(self) -> None:
+        """It accepts connections and answers nothing, until `resume`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL: nothing is written that was not yet."""

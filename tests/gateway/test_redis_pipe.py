@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -16,9 +17,6 @@ from takt.gateway.store.redis_pipe import Script, ScriptPipe
 
 ECHO = Script.of("return {ARGV[1], redis.call('INCR', KEYS[1])}")
 BROKEN = Script.of("return redis.call('NO SUCH COMMAND')")
-SLOW = Script.of(
-    "local t = redis.call('TIME')[1] repeat until redis.call('TIME')[1] - t > 1 return 1"
-)
 
 
 @pytest.fixture
@@ -83,9 +81,12 @@ def test_late_scripts_fail_together_and_the_next_one_has_a_new_connection(
     redis: RedisProcess,
 ) -> None:
     async def scenario(pipe: ScriptPipe) -> None:
-        late = [pipe.run(SLOW, ["n"], []), pipe.run(ECHO, ["n"], ["behind"])]
+        await pipe.run(ECHO, ["n"], ["loads the script"])
+        redis.pause()
+        late = [pipe.run(ECHO, ["n"], ["late"]), pipe.run(ECHO, ["n"], ["behind"])]
         answers = await asyncio.gather(*late, return_exceptions=True)
         assert {type(answer) for answer in answers} == {RedisTimeoutError}
+        redis.resume()
         for _ in range(100):
             try:
                 assert (await pipe.run(ECHO, ["n"], ["again"]))[0] == b"again"
@@ -105,5 +106,50 @@ def test_after_a_restart_scripts_run_again(redis: RedisProcess) -> None:
             await pipe.run(ECHO, ["n"], ["down"])
         redis.start()
         assert (await pipe.run(ECHO, ["n"], ["after"]))[0] == b"after"
+
+    run(redis, scenario)
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up_by_all_at_once(
+    redis: RedisProcess,
+) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        redis.pause()
+        begin = time.monotonic()
+        calls = [pipe.run(ECHO, ["n"], ["a"]) for _ in range(20)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(answer) for answer in answers} == {RedisTimeoutError}
+        # One after the other they would have waited for 20 times the limit.
+        assert time.monotonic() - begin < 20 * 0.3
+        redis.resume()
+        assert (await pipe.run(ECHO, ["n"], ["again"]))[0] == b"again"
+
+    run(redis, scenario, timeout=0.3)
+
+
+def test_a_command_that_a_hanging_server_does_not_even_take_is_given_up(
+    redis: RedisProcess,
+) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        await pipe.run(ECHO, ["n"], ["loads the script"])
+        redis.pause()
+        more_than_sockets_hold = bytes(32 * 1024 * 1024)
+        with pytest.raises((RedisTimeoutError, RedisConnectionError)):
+            await pipe.run(ECHO, ["n"], [more_than_sockets_hold])
+        redis.resume()
+
+    run(redis, scenario, timeout=0.3)
+
+
+def test_closing_while_the_connection_is_being_made_leaves_none(redis: RedisProcess) -> None:
+    async def scenario(pipe: ScriptPipe) -> None:
+        redis.pause()
+        waiting = asyncio.create_task(pipe.run(ECHO, ["n"], ["a"]))
+        await asyncio.sleep(0.05)
+        await pipe.close()
+        with pytest.raises((asyncio.CancelledError, RedisConnectionError)):
+            await waiting
+        assert len(asyncio.all_tasks()) == 1
+        redis.resume()
 
     run(redis, scenario)

@@ -7,7 +7,6 @@ scripts themselves: taking one, a Python encoder, a timeout around each read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -46,8 +45,8 @@ class ScriptPipe:
         )
         self._make_connection: Callable[[], AbstractConnection] = pool.make_connection
         self._timeout_seconds = timeout_seconds
-        self._connecting = asyncio.Lock()
         self._line: _Line | None = None
+        self._opening: asyncio.Task[_Line] | None = None
 
     async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         rest = (len(keys), *keys, *arguments)
@@ -57,8 +56,11 @@ class ScriptPipe:
             return await self._send("EVAL", script.source, *rest)
 
     async def close(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait([self._opening])
         if self._line is not None:
-            await self._line.close(RedisConnectionError("the store is closed"))
+            await self._line.close()
             self._line = None
 
     async def _send(self, *command: Argument) -> Any:
@@ -69,12 +71,31 @@ class ScriptPipe:
         return await line.send(packed, self._timeout_seconds)
 
     async def _connect(self) -> _Line:
-        async with self._connecting:
-            if self._line is None or not self._line.is_open:
-                connection = self._make_connection()
+        """All who wait share one attempt: one after the other would wait for the sum of theirs."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> _Line:
+        connection = self._make_connection()
+        try:
+            # The library bounds the connection, but not the server's first words on it: one that
+            # hangs accepts and says nothing.
+            async with asyncio.timeout(self._timeout_seconds):
                 await connection.connect()  # type: ignore[no-untyped-call]
-                self._line = _Line(connection)
-            return self._line
+        except BaseException as error:
+            await connection.disconnect(nowait=True)
+            if isinstance(error, TimeoutError):
+                raise RedisTimeoutError("no connection in time") from None
+            raise
+        self._line = _Line(connection)
+        return self._line
+
+    def _opened(self, task: asyncio.Task[_Line]) -> None:
+        self._opening = None
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone
 
 
 class _Line:
@@ -84,33 +105,41 @@ class _Line:
         self.is_open = True
         self._connection = connection
         self._waiting: deque[asyncio.Future[Any]] = deque()
+        writer = connection._writer
+        assert writer is not None, "a line is made of an open connection"
+        self._transport = writer.transport
         self._reader = asyncio.create_task(self._read_for_ever())
+        # Not at the reader's own end: one that is cancelled before it began has none.
+        self._reader.add_done_callback(self._hang_up)
 
     async def send(self, packed: bytes, timeout_seconds: float) -> Any:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
+        """One script that is late holds up all behind it: they fail together."""
+        if not (self.is_open and self._connection.is_connected):
+            # The library would connect again by itself, and nobody would read the answers.
+            raise RedisConnectionError("the connection was lost")
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
-        timer = loop.call_later(timeout_seconds, self._on_late, answer)
+        is_sent = False
         try:
-            # The connection is open and checks no health: it is written to before anything waits,
-            # so that answers come in the order of `_waiting`.
-            await self._connection.send_packed_command(packed, check_health=False)
+            async with asyncio.timeout(timeout_seconds):
+                # The connection is open and checks no health: it is written to before anything
+                # waits, so that answers come in the order of `_waiting`.
+                await self._connection.send_packed_command(packed, check_health=False)
+                is_sent = True
+                return await answer
+        except TimeoutError:
+            self._abandon(RedisTimeoutError("no answer in time"))
+            raise RedisTimeoutError("no answer in time") from None
         except BaseException:
-            # Cut off in the middle of a command, perhaps: nothing may follow it.
-            timer.cancel()
-            answer.cancel()
-            self._abandon(RedisConnectionError("a command could not be sent"))
+            if not is_sent:
+                # Cut off in the middle of a command, perhaps: nothing may follow it.
+                answer.cancel()
+                self._abandon(RedisConnectionError("a command could not be sent"))
             raise
-        try:
-            return await answer
-        finally:
-            timer.cancel()
 
-    async def close(self, error: Exception) -> None:
-        self._abandon(error)
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
-        await self._connection.disconnect(nowait=True)
+    async def close(self) -> None:
+        self._abandon(RedisConnectionError("the store is closed"))
+        await asyncio.wait([self._reader])
 
     async def _read_for_ever(self) -> None:
         read, waiting = self._connection.read_response, self._waiting
@@ -129,14 +158,12 @@ class _Line:
                     answer.set_result(result)
         except (RedisError, OSError) as broken:
             self._fail(broken)
-        finally:
-            self.is_open = False
-            await self._connection.disconnect(nowait=True)
 
-    def _on_late(self, answer: asyncio.Future[Any]) -> None:
-        """One script that is late holds up all behind it: they are sent again elsewhere."""
-        if not answer.done():
-            self._abandon(RedisTimeoutError("no answer in time"))
+    def _hang_up(self, _: asyncio.Task[None]) -> None:
+        self.is_open = False
+        # Closing alone would wait until a server that reads nothing has taken what was written.
+        self._transport.abort()
+        self._connection._close()  # type: ignore[no-untyped-call]
 
     def _abandon(self, error: Exception) -> None:
         self._fail(error)
