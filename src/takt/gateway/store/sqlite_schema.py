@@ -94,8 +94,8 @@ def _set_up(connection: sqlite3.Connection, path: Path) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
     if mode != "wal":
         raise ConfigError(f"the store {path} lies where SQLite's write-ahead log cannot be used")
-    # A claim or an answer that was acknowledged survives a loss of power.
-    connection.execute("PRAGMA synchronous=FULL")
+    # Whole after a loss of power, but perhaps without the last commits: `LogSync` sees to those.
+    connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("BEGIN IMMEDIATE")
     (application_id,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()

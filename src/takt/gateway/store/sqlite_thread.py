@@ -1,7 +1,6 @@
-"""One thread that runs scripts on a SQLite file, many to a transaction.
+"""One thread that runs scripts on a SQLite file, many to a transaction, and one that checkpoints.
 
-A commit waits for the disk. Whatever has queued up meanwhile shares the next one, so that the rate
-of scripts does not depend on the disk's.
+Whatever has queued up while a transaction runs shares the next one.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,13 @@ Script = Callable[[sqlite3.Connection], Any]
 
 MAX_SCRIPTS_PER_COMMIT = 256
 
-CHECKPOINT_SECONDS = 1.0
+CHECKPOINT_SECONDS = 4.0
+"""A checkpoint keeps the disk busy for some milliseconds, which answers that are being recorded
+then wait for."""
 
-AUTOCHECKPOINT_PAGES = 16_384
-"""Checkpoints are made by a thread of their own; a commit makes one only at 64 MiB of log."""
+MAX_LOG_PAGES = 16_384
+"""Writers that never pause keep the log growing: at 64 MiB they are held up for a moment, after
+which it begins anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class SqliteThread:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection = connect(path)
-        self._connection.execute(f"PRAGMA wal_autocheckpoint={AUTOCHECKPOINT_PAGES}")
+        self._connection.execute("PRAGMA wal_autocheckpoint=0")
         self._checkpoints = connect(path)
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -52,7 +54,7 @@ class SqliteThread:
             thread.start()
 
     async def run(self, script: Script, *, writes: bool = True) -> Any:
-        """The script's result once it is on disk. Raises `StoreUnavailableError`."""
+        """The script's result, committed. Raises `StoreUnavailableError`."""
         if self._stop.is_set():
             raise StoreUnavailableError("the store is closed")
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -84,33 +86,48 @@ class SqliteThread:
             return list(zip(batch, self._run_in_one(batch), strict=True))
         except Exception as error:
             if len(batch) == 1:
-                return [(batch[0], _as_store_error(error, self._path))]
+                return [(batch[0], as_store_error(error, self._path))]
         # One of them failed and took the others' work with it: each gets a transaction of its own.
         return [result for job in batch for result in self._run_batch([job])]
 
     def _run_in_one(self, batch: list[_Job]) -> list[Any]:
-        connection = self._connection
         writes = any(job.writes for job in batch)
-        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-        try:
-            results = [job.script(connection) for job in batch]
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        return results
+        return run_in_transaction(self._connection, [job.script for job in batch], writes=writes)
 
     def _checkpoint(self) -> None:
         while not self._stop.wait(CHECKPOINT_SECONDS):
             try:
-                self._checkpoints.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                _, num_pages, _ = self._execute_checkpoint("PASSIVE")
+                if num_pages > MAX_LOG_PAGES:
+                    self._execute_checkpoint("RESTART")
             except sqlite3.Error:
                 # Busy or full: the log only grows, and the writer reports what is wrong.
                 continue
 
+    def _execute_checkpoint(self, mode: str) -> tuple[int, int, int]:
+        """Whether it was held up, pages of the log, and how many of them are in the database."""
+        row: tuple[int, int, int] = self._checkpoints.execute(
+            f"PRAGMA wal_checkpoint({mode})"
+        ).fetchone()
+        return row
 
-def _as_store_error(error: Exception, path: Path) -> Exception:
+
+def run_in_transaction(
+    connection: sqlite3.Connection, scripts: Sequence[Script], *, writes: bool
+) -> list[Any]:
+    """The scripts' results, committed together; if one of them fails, none has had an effect."""
+    connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+    try:
+        results = [script(connection) for script in scripts]
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return results
+
+
+def as_store_error(error: Exception, path: Path) -> Exception:
     if isinstance(error, sqlite3.Error):
         return StoreUnavailableError(f"the store {path} failed: {error}")
     return error

@@ -1,0 +1,127 @@
+"""Puts the write-ahead log on the disk, apart from the transactions that wrote it.
+
+With `synchronous=FULL` SQLite waits for the disk inside each commit and holds the lock of writers
+meanwhile, whatever was written. Here commits are on the disk when somebody needs them to be: one
+thread syncs, and all who wait when it begins share its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from takt.errors import ConfigError
+from takt.gateway.store.base import StoreUnavailableError
+
+Sync = Callable[[int], None]
+
+SOON_SECONDS = 0.05
+"""After which a commit that nobody waits for is put on the disk too."""
+
+_Waiters = list[asyncio.Future[None]]
+
+
+class LogSync:
+    """Owned by the event loop that makes it; a connection to the store must be open.
+
+    After a failed call the kernel may drop what it could not write and report success to the
+    next one: from then on every call fails.
+    """
+
+    def __init__(self, path: Path, sync: Sync = os.fdatasync) -> None:
+        """Raises `ConfigError` if the log cannot be opened."""
+        self._path = path
+        self._sync = sync
+        self._loop = asyncio.get_running_loop()
+        self._failure: StoreUnavailableError | None = None
+        self._waiting: _Waiters = []
+        self._is_syncing = self._is_due = self._is_overdue = False
+        try:
+            self._descriptor = os.open(path.with_name(f"{path.name}-wal"), os.O_RDONLY)
+            _sync_names(path.parent)
+        except OSError as error:
+            raise ConfigError(f"the store {path} cannot be used: {error}") from None
+        self._batches: queue.SimpleQueue[_Waiters | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="takt-gateway-sync", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises `StoreUnavailableError` if the disk has failed before."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def wait(self) -> None:
+        """Returns once all that was committed before is on the disk.
+
+        Raises `StoreUnavailableError` if that is not possible.
+        """
+        self.check()
+        waiter = self._loop.create_future()
+        self._waiting.append(waiter)
+        self._begin()
+        await waiter
+
+    def soon(self) -> None:
+        """What was committed before will be on the disk within about `SOON_SECONDS`."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_later(SOON_SECONDS, self._on_due)
+
+    def close(self) -> None:
+        self._is_due = False
+        self._batches.put(None)
+        self._thread.join()
+        os.close(self._descriptor)
+
+    def _on_due(self) -> None:
+        if self._is_due:
+            self._is_overdue = True
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begins a call unless one runs: that may have begun too early, so another follows it."""
+        if self._is_syncing:
+            return
+        self._is_syncing, self._is_due, self._is_overdue = True, False, False
+        batch, self._waiting = self._waiting, []
+        self._batches.put(batch)
+
+    def _work(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            try:
+                self._sync(self._descriptor)
+                error = None
+            except OSError as raised:
+                error = raised
+            self._loop.call_soon_threadsafe(self._end, batch, error)
+
+    def _end(self, batch: _Waiters, error: OSError | None) -> None:
+        self._is_syncing = False
+        if error is not None:
+            self._failure = StoreUnavailableError(
+                f"the store {self._path} could not be put on the disk: {error.strerror or error}; "
+                "nothing is recorded any more until the gateway is started again"
+            )
+            batch, self._waiting = [*batch, *self._waiting], []
+        for waiter in batch:
+            if waiter.done():
+                continue
+            if self._failure is not None:
+                waiter.set_exception(self._failure)
+            else:
+                waiter.set_result(None)
+        if self._failure is None and (self._waiting or self._is_overdue):
+            self._begin()
+
+
+def _sync_names(directory: Path) -> None:
+    """A file whose name is not on the disk is lost with all that is in it."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,228 @@
+"""What the SQLite store has on the disk when it says so: the power may go at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from store_driver import identity, success, terms
+
+from takt.gateway.states import Claimed, OnUnknown, Settled, State
+from takt.gateway.store.base import Held, StoreUnavailableError
+from takt.gateway.store.sqlite import SqliteStore
+
+T = TypeVar("T")
+
+SOME_TIME = 0.1
+
+
+class Disk:
+    """Stands in for `fdatasync`: keeps what was written when it was called last."""
+
+    def __init__(self, path: Path) -> None:
+        self.works = threading.Event()
+        self.works.set()
+        self.error: OSError | None = None
+        self.num_syncs = 0
+        self._path = path
+        self._image = path.parent / "image"
+        self._image.mkdir()
+
+    def sync(self, descriptor: int) -> None:
+        assert os.fstat(descriptor).st_ino == self._log(self._path).stat().st_ino
+        self.works.wait()
+        if self.error is not None:
+            raise self.error
+        self.num_syncs += 1
+        shutil.copy(self._path, self._image)
+        shutil.copy(self._log(self._path), self._image)
+
+    def after_power_loss(self) -> SqliteStore:
+        """A store on what a loss of power now would leave."""
+        left = self._image.with_name(f"left-{self.num_syncs}")
+        shutil.copytree(self._image, left)
+        return SqliteStore(left / self._path.name)
+
+    def _log(self, path: Path) -> Path:
+        return path.with_name(f"{path.name}-wal")
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path / "store.db")
+
+
+def run(disk: Disk, scenario: Coroutine[Any, Any, None]) -> None:
+    try:
+        asyncio.run(scenario)
+    finally:
+        disk.works.set()
+
+
+def open_store(disk: Disk) -> SqliteStore:
+    return SqliteStore(disk._path, sync=disk.sync)
+
+
+async def state_after_power_loss(disk: Disk) -> State:
+    left = disk.after_power_loss()
+    await left.open()
+    snapshot = await left.read("d")
+    await left.close()
+    return State.ABSENT if snapshot is None else snapshot.record.state
+
+
+async def is_waiting(call: asyncio.Task[Any]) -> bool:
+    await asyncio.sleep(SOME_TIME)
+    return not call.done()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"on_unknown": OnUnknown.FAIL}, {"deduplicates": True}], ids=["fail", "dedup"]
+)
+def test_claim_is_on_the_disk_before_a_request_that_must_not_be_sent_twice(
+    disk: Disk, changes: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        store = open_store(disk)
+        await store.open()
+        disk.works.clear()
+        claim = asyncio.create_task(store.claim(identity(), terms(**changes)))
+        assert await is_waiting(claim)
+        disk.works.set()
+        assert isinstance(await claim, Claimed)
+        assert await state_after_power_loss(disk) is State.PROCESSING
+        await store.close()
+
+    run(disk, scenario())
+
+
+def test_claim_that_may_be_lost_does_not_wait_and_is_on_the_disk_soon(disk: Disk) -> None:
+    async def scenario() -> None:
+        store = open_store(disk)
+        await store.open()
+        disk.works.clear()
+        assert isinstance(await store.claim(identity(), terms()), Claimed)
+        disk.works.set()
+        while not disk.num_syncs:
+            await asyncio.sleep(0.01)
+        assert await state_after_power_loss(disk) is State.PROCESSING
+        await store.close()
+
+    run(disk, scenario())
+
+
+def test_attempt_is_on_the_disk_before_it_is_sent_again(disk: Disk) -> None:
+    async def scenario() -> None:
+        store = open_store(disk)
+        await store.open()
+        claim = await store.claim(identity(), terms(upstream=""))
+        assert isinstance(claim, Claimed)
+        disk.works.clear()
+        call = asyncio.create_task(store.begin_attempt(Held("d", claim.token), "http://u", False))
+        assert await is_waiting(call)
+        disk.works.set()
+        assert await call
+        left = disk.after_power_loss()
+        await left.open()
+        snapshot = await left.read("d")
+        assert snapshot is not None
+        assert (snapshot.record.in_flight, snapshot.record.upstream) == (True, "http://u")
+        await left.close()
+        await store.close()
+
+    run(disk, scenario())
+
+
+@pytest.mark.parametrize("num_bytes", [1, 200_000], ids=["inline", "queued"])
+def test_answer_is_on_the_disk_before_anybody_gets_it(disk: Disk, num_bytes: int) -> None:
+    """Neither its own gateway gives it sooner, nor another that reads the store."""
+
+    async def scenario() -> None:
+        store, other = open_store(disk), open_store(disk)
+        await store.open()
+        await other.open()
+        claim = await store.claim(identity(), terms())
+        assert isinstance(claim, Claimed)
+        disk.works.clear()
+        end = success(bytes(num_bytes))
+        finish = asyncio.create_task(store.finish(Held("d", claim.token), end))
+        assert await is_waiting(finish)
+        assert await other.claim(identity(), terms()) == Settled(State.SUCCEEDED)
+        read = asyncio.create_task(other.read("d", 0))
+        assert await is_waiting(read)
+        disk.works.set()
+        assert await finish
+        snapshot = await read
+        assert snapshot is not None and snapshot.chunks == (bytes(num_bytes),)
+        assert await state_after_power_loss(disk) is State.SUCCEEDED
+        await other.close()
+        await store.close()
+
+    run(disk, scenario())
+
+
+def test_all_who_wait_share_a_call(disk: Disk) -> None:
+    async def scenario() -> None:
+        store = open_store(disk)
+        await store.open()
+        disk.works.clear()
+        calls = [
+            asyncio.create_task(
+                store.claim(identity(f"d{number}"), terms(on_unknown=OnUnknown.FAIL))
+            )
+            for number in range(50)
+        ]
+        await asyncio.sleep(SOME_TIME)
+        disk.works.set()
+        await asyncio.gather(*calls)
+        assert disk.num_syncs <= 3
+        await store.close()
+
+    run(disk, scenario())
+
+
+def test_disk_that_failed_once_is_not_believed_again(disk: Disk) -> None:
+    async def scenario() -> None:
+        store = open_store(disk)
+        await store.open()
+        claim = await store.claim(identity(), terms())
+        assert isinstance(claim, Claimed)
+        disk.error = OSError(5, "Input/output error")
+        with pytest.raises(StoreUnavailableError, match="Input/output error"):
+            await store.finish(Held("d", claim.token), success(b"x"))
+        disk.error = None
+        for call in (
+            store.finish(Held("d", claim.token), success(b"x")),
+            store.claim(identity("e"), terms()),
+            store.ping(),
+        ):
+            with pytest.raises(StoreUnavailableError, match="started again"):
+                await call
+        await store.close()
+
+    run(disk, scenario())
+
+
+def test_scripts_go_on_while_another_process_writes(disk: Disk) -> None:
+    """A writer that holds the lock holds up claims, not the event loop."""
+    import sqlite3
+
+    async def scenario() -> None:
+        store = open_store(disk)
+        await store.open()
+        other = sqlite3.connect(disk._path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        claim = asyncio.create_task(store.claim(identity(), terms()))
+        assert await is_waiting(claim)
+        other.execute("COMMIT")
+        other.close()
+        assert isinstance(await claim, Claimed)
+        await store.close()
+
+    run(disk, scenario())
