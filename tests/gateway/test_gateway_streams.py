@@ -67,6 +67,42 @@ def test_stream_of_nothing_but_an_error_is_tried_again(
     runner.run(scenario())
 
 
+ERROR_EVENT = b'data: {"error": {"message": "the engine died"}}\n\n'
+
+
+def test_stream_that_ends_with_an_error_is_no_success_even_with_an_end_mark(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, store_url: str
+) -> None:
+    """Takt and vLLM send `[DONE]` after the error."""
+
+    async def scenario() -> None:
+        upstream.script = [stream((*EVENTS[:2], ERROR_EVENT, DONE))]
+        upstream.default = stream()
+        async with Harness([upstream], store_url) as gateway:
+            first, second = await gateway.post(), await gateway.post()
+            failed = gateway.metric("idempotent_request_total", service="default", status="failed")
+        assert first.body.startswith(BEGUN + ERROR_EVENT)
+        assert DONE not in first.body
+        assert second.body == STREAM, "under retry the key may be used again"
+        assert failed == 1
+
+    runner.run(scenario())
+
+
+def test_stream_that_told_of_an_error_is_final_where_nothing_is_executed_twice(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+) -> None:
+    async def scenario() -> None:
+        upstream.script = [stream((*EVENTS[:2], ERROR_EVENT, DONE))]
+        async with Harness([upstream], sqlite_url, on_unknown="fail") as gateway:
+            first, second = await gateway.post(), await gateway.post()
+        assert first.body == second.body
+        assert b'"failed_final"' in first.body
+        assert len(upstream.seen) == 1
+
+    runner.run(scenario())
+
+
 @pytest.mark.parametrize("on_unknown", ["retry", "fail"])
 def test_broken_stream_is_resumed_where_the_upstream_gives_the_same_again(
     runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, on_unknown: str

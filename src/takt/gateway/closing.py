@@ -27,7 +27,10 @@ class Closing:
     async def give_up(self, decision: GiveUp, failure: Failure, attempt: Attempt | None) -> None:
         error = failure_error(decision.state, decision.cause, failure.kind)
         if self._execution.head is not None:
-            await self.end_with_error(decision.state, error, decision.cause, attempt)
+            event = failure.body if failure.kind == "stream" else b""
+            await self.end_with_error(
+                decision.state, error, decision.cause, attempt, upstream_event=event
+            )
             return
         answer = error_answer(error)
         if failure.head is not None and decision.cause != OUTCOME_UNKNOWN:
@@ -35,13 +38,22 @@ class Closing:
         await self._end(decision.state, answer, decision.cause, attempt)
 
     async def end_with_error(
-        self, state: State, error: GatewayError, cause: str, attempt: Attempt | None = None
+        self,
+        state: State,
+        error: GatewayError,
+        cause: str,
+        attempt: Attempt | None = None,
+        *,
+        upstream_event: bytes = b"",
     ) -> None:
-        """An answer that says what went wrong; the last event of a stream that has begun."""
+        """An answer that says what went wrong; the last event of a stream that has begun.
+
+        There an event of the upstream's comes first: clients show the first error they meet.
+        """
         if self._execution.head is None:
             await self._end(state, error_answer(error), cause, attempt)
             return
-        event = error_event(error)
+        event = upstream_event + error_event(error)
         await self._recorder.finish(
             state,
             self._execution.head,

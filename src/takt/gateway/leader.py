@@ -9,6 +9,7 @@ from takt.gateway.attempt import AttemptFailedError, OpenAnswer
 from takt.gateway.closing import Closing
 from takt.gateway.errors import (
     Answer,
+    failure_error,
     internal_error,
     store_lost,
     stream_lost,
@@ -136,7 +137,12 @@ class Leader:
             await self._closing.end_with_error(State.FAILED_FINAL, error, error.code)
         except StreamDivergedError:
             state = self._state_of_broken_stream()
-            await self._closing.end_with_error(state, stream_lost(), STREAM_BROKEN)
+            error = (
+                stream_lost()
+                if state is State.FAILED_RETRYABLE
+                else failure_error(state, STREAM_BROKEN, "stream")
+            )
+            await self._closing.end_with_error(state, error, STREAM_BROKEN)
         finally:
             answer.close()
 

@@ -6,7 +6,7 @@ from takt.gateway.attempt import AttemptFailedError
 from takt.gateway.execution import Execution
 from takt.gateway.retry import Failure, Outcome
 from takt.gateway.states import Head
-from takt.gateway.stream_end import ERROR_START, StreamEnd
+from takt.gateway.stream_end import StreamEnd
 
 
 class StreamDivergedError(Exception):
@@ -30,8 +30,14 @@ class StreamCopy:
         return self._end.held
 
     def feed(self, piece: bytes) -> None:
-        """Raises `StreamDivergedError`, or `AttemptFailedError` if the stream is only an error."""
-        passed = self._end.feed(piece)
+        """Raises `StreamDivergedError`, or `AttemptFailedError` where the stream tells of an error.
+
+        What came before the error is in the execution then.
+        """
+        self._pass(self._end.feed(piece))
+        self._check_error()
+
+    def _pass(self, passed: bytes) -> None:
         if self._position < len(self._seen):
             expected = self._seen[self._position : self._position + len(passed)]
             if not passed.startswith(expected):
@@ -41,17 +47,21 @@ class StreamCopy:
         if not passed:
             return
         if self._execution.num_bytes == 0:
-            if passed.startswith(ERROR_START):
-                raise AttemptFailedError(_failure(Outcome.FAILED, "an error event"))
             self._execution.start(self._head)
         self._execution.append(passed)
 
     def check_end(self) -> None:
         """Raises if the stream ended too early."""
+        self._end.end()
+        self._check_error()
         if self._position < len(self._seen):
             raise StreamDivergedError
         if self._expects_done and not self._end.is_done:
             raise AttemptFailedError(_failure(Outcome.UNKNOWN, "it ended without [DONE]"))
+
+    def _check_error(self) -> None:
+        if self._end.error is not None:
+            raise AttemptFailedError(_failure(Outcome.FAILED, "an error event", self._end.error))
 
 
 def expects_done(path: str) -> bool:
@@ -59,5 +69,5 @@ def expects_done(path: str) -> bool:
     return path.endswith("/completions")
 
 
-def _failure(outcome: Outcome, cause: str) -> Failure:
-    return Failure(kind="stream", outcome=outcome, cause=f"stream: {cause}")
+def _failure(outcome: Outcome, cause: str, body: bytes = b"") -> Failure:
+    return Failure(kind="stream", outcome=outcome, cause=f"stream: {cause}", body=body)

@@ -1,54 +1,95 @@
-"""Finds the end mark of an OpenAI stream, which is held until the answer is recorded."""
+"""Finds what ends an OpenAI stream: its end mark, or an event that tells of an error.
+
+Both are held: the end mark until the answer is recorded, an error because the gateway decides what
+follows it. Servers send `[DONE]` after an error too, so that alone makes no stream whole.
+"""
 
 from __future__ import annotations
 
-DONE = b"data: [DONE]"
+import re
 
-ERROR_START = b'data: {"error"'
+import msgspec
+
+_DONE = (b"data: [DONE]", b"data:[DONE]")
+_ERROR = (
+    *(b'data: {"error"', b'data:{"error"', b'error: {"'),
+    *(b'data: {"object":"error"', b'data: {"object": "error"'),
+)
+"""Beginnings of lines; the last two are of older servers."""
+
+_MARKS = _DONE + _ERROR
+_mark = re.compile(b"^(?:%s)" % b"|".join(re.escape(mark) for mark in _MARKS), re.MULTILINE)
 
 
 class StreamEnd:
-    """Splits a stream into what may be passed on and, from `data: [DONE]` on, what is held."""
+    """Splits a stream into what may be passed on and what is held."""
 
     def __init__(self) -> None:
         self.is_done = False
+        self.error: bytes | None = None
+        """The event that told of an error."""
         self._held = b""
         self._begins_line = True
 
     @property
     def held(self) -> bytes:
-        """What was not passed on: the end mark and all after it."""
+        """What was not passed on: the end mark and all after it, or the beginning of a mark."""
         return self._held
 
     def feed(self, data: bytes) -> bytes:
         """The part of the stream so far that may be passed on now."""
-        if self.is_done:
+        if self.is_done or self.error is not None:
             self._held += data
             return b""
-        data = self._held + data
-        self._held = b""
-        at = self._find(data)
-        if at is not None:
-            self.is_done = True
-            self._held = data[at:]
-            return data[:at]
-        keep = self._possible_start(data)
-        self._held = data[len(data) - keep :] if keep else b""
-        passed = data[: len(data) - keep]
+        if self._held:
+            data = self._held + data
+            self._held = b""
+        passed = b""
+        while True:
+            found = _mark.search(data, 0 if self._begins_line else 1)
+            if found is None:
+                return passed + self._pass(data, len(data) - self._possible_start(data))
+            at = found.start()
+            if found.group() in _DONE:
+                self.is_done = True
+                return passed + self._pass(data, at)
+            end = data.find(b"\n", at) + 1
+            if end == 0:
+                return passed + self._pass(data, at)
+            if _is_error(data[at:end]):
+                self.error = data[at:end].rstrip() + b"\n\n"
+                return passed + self._pass(data, at)
+            passed += self._pass(data[:end], end)
+            data = data[end:]
+
+    def end(self) -> None:
+        """The stream is over: what may have become an error event without its last line end."""
+        if self.error is None and not self.is_done and _is_error(self._held):
+            self.error = self._held.rstrip() + b"\n\n"
+
+    def _pass(self, data: bytes, at: int) -> bytes:
+        """`data` up to `at`; the rest is held."""
+        passed = data[:at]
+        self._held = data[at:]
         if passed:
             self._begins_line = passed.endswith(b"\n")
         return passed
 
-    def _find(self, data: bytes) -> int | None:
-        if self._begins_line and data.startswith(DONE):
-            return 0
-        at = data.find(b"\n" + DONE)
-        return None if at < 0 else at + 1
-
     def _possible_start(self, data: bytes) -> int:
-        """Length of the last line if it may yet become the end mark."""
+        """Length of the last line if it may yet become a mark."""
         at = data.rfind(b"\n") + 1
         if at == 0 and not self._begins_line:
             return 0
         line = data[at:]
-        return len(line) if line and DONE.startswith(line) else 0
+        return len(line) if line and any(mark.startswith(line) for mark in _MARKS) else 0
+
+
+def _is_error(line: bytes) -> bool:
+    """Whether a line with an error's beginning tells of one: an event may have `"error": null`."""
+    if not line.startswith(_ERROR):
+        return False
+    try:
+        event = msgspec.json.decode(line.partition(b":")[2].strip())
+    except (msgspec.MsgspecError, RecursionError):
+        return True
+    return bool(event.get("error") or event.get("object") == "error" or line.startswith(b"error"))
