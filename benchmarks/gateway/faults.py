@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import aiohttp
 from benchmarks.gateway.processes import Process, Rig, rig
@@ -17,7 +18,9 @@ from takt.gateway.store.open import make_store
 
 PATH = "/v1/completions"
 LEASE_MS = 1_500
+TAKT_MODES = ("takt", "engine")
 TAKT_MODEL = "smollm2-135m"
+ENGINE_MODULE = "takt.engine.process"
 TAKT_START_SECONDS = 300.0
 MAX_TRIES = 400
 FIRST_KILL_SECONDS, KILL_EVERY_SECONDS = 1.0, 4.0
@@ -63,8 +66,9 @@ def body_of(number: int) -> bytes:
 async def run(
     store: str, mode: str, num_requests: int, num_clients: int, *, kills: bool = True
 ) -> bool:
-    """`store`: sqlite or redis. `mode`: retry, fail, dedup (an upstream that deduplicates), or takt
-    (Takt's own server as such an upstream, behind a proxy that breaks connections).
+    """`store`: sqlite or redis. `mode`: retry, fail, dedup (an upstream that deduplicates), takt
+    (Takt's own server as such an upstream, behind a proxy that breaks connections), or engine (the
+    same, and Takt's engine is killed too).
 
     Prints a report; True if every bar held.
     """
@@ -80,23 +84,31 @@ async def run(
         begin = time.monotonic()
         outcome = Outcome()
         stop = asyncio.Event()
-        killer = asyncio.create_task(_kill(gateways, redis, stop if kills else None))
+        victims: list[Victim] = [
+            _Restarted(one) for one in [*([redis] if redis else []), *gateways]
+        ]
+        if mode == "engine":
+            victims.append(_Engine(upstream))
+        killer = asyncio.create_task(_kill(victims, stop if kills else None))
         await _clients(outcome, gateways, num_requests, num_clients)
         stop.set()
         await killer
         seconds = time.monotonic() - begin
         executions = await (
-            _takt_executions(upstream, num_requests) if mode == "takt" else _executions(upstream)
+            _takt_executions(upstream, num_requests)
+            if mode in TAKT_MODES
+            else _executions(upstream)
         )
         unknown = await _unknown(url, num_requests)
         killed = f"gateways {sum(g.num_kills for g in gateways)}"
         killed += f", redis {redis.num_kills}" if redis else ""
+        killed += f", engine {upstream.num_child_kills}" if mode == "engine" else ""
         return _report(f"{store} {mode}", outcome, executions, unknown, seconds, killed, mode)
 
 
 def _upstream(made: Rig, mode: str) -> tuple[Process, Process]:
     """The server, and where the gateway asks for it."""
-    if mode == "takt":
+    if mode in TAKT_MODES:
         server = made.takt(TAKT_MODEL)
         server.start(wait=False)
         server.wait_ready(TAKT_START_SECONDS)
@@ -110,7 +122,7 @@ def _upstream(made: Rig, mode: str) -> tuple[Process, Process]:
 
 def _gateways(made: Rig, url: str, upstream: Process, mode: str) -> list[Process]:
     policy = made.directory / "policy.toml"
-    deduplicates = "true" if mode in ("dedup", "takt") else "false"
+    deduplicates = "true" if mode in ("dedup", *TAKT_MODES) else "false"
     policy.write_text(POLICY.format(url=upstream.url, deduplicates=deduplicates))
     flags = ["--policy", str(policy), "--lease-ms", str(LEASE_MS), "--health-interval-ms", "200"]
     flags += ["--on-unknown", "retry" if mode == "retry" else "fail"]
@@ -120,11 +132,42 @@ def _gateways(made: Rig, url: str, upstream: Process, mode: str) -> list[Process
     return gateways
 
 
-async def _kill(gateways: list[Process], redis: Process | None, stop: asyncio.Event | None) -> None:
-    """One after the other is killed and started again, until the clients are done."""
+class Victim(Protocol):
+    def kill(self) -> None: ...
+
+    def revive(self) -> None:
+        """Returns once it serves again."""
+        ...
+
+
+class _Restarted:
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def revive(self) -> None:
+        self._process.start()
+
+
+class _Engine:
+    """Takt's engine process, which its server starts again by itself."""
+
+    def __init__(self, server: Process) -> None:
+        self._server = server
+
+    def kill(self) -> None:
+        self._server.kill_child(ENGINE_MODULE)
+
+    def revive(self) -> None:
+        self._server.wait_ready(TAKT_START_SECONDS)
+
+
+async def _kill(victims: list[Victim], stop: asyncio.Event | None) -> None:
+    """One after the other is killed and comes back, until the clients are done."""
     if stop is None:
         return
-    victims = [*([redis] if redis else []), *gateways]
     await asyncio.sleep(FIRST_KILL_SECONDS)
     number = 0
     while not stop.is_set():
@@ -132,8 +175,7 @@ async def _kill(gateways: list[Process], redis: Process | None, stop: asyncio.Ev
         number += 1
         victim.kill()
         await asyncio.sleep(RESTART_SECONDS)
-        victim.start(wait=False)
-        await asyncio.to_thread(victim.wait_ready)
+        await asyncio.to_thread(victim.revive)
         try:
             await asyncio.wait_for(stop.wait(), KILL_EVERY_SECONDS)
         except TimeoutError:
@@ -213,7 +255,10 @@ async def _executions(upstream: Process) -> Counter[str]:
 
 
 async def _takt_executions(server: Process, num_requests: int) -> Counter[str]:
-    """Takt counts requests that ended, not keys: what exceeds one for each is executed twice."""
+    """Takt counts requests that ended, not keys: what exceeds one for each is executed twice.
+
+    Those that a death of the engine ended are no successes, and are not counted.
+    """
     async with aiohttp.ClientSession() as session, session.get(server.url + "/metrics") as response:
         text = await response.text()
     ended = sum(
@@ -221,7 +266,7 @@ async def _takt_executions(server: Process, num_requests: int) -> Counter[str]:
         for line in text.splitlines()
         if line.startswith("takt_request_success_total{")
     )
-    return Counter({"takt": 1 + round(ended) - num_requests})
+    return Counter({"takt": 1 + max(0, round(ended) - num_requests)})
 
 
 async def _unknown(url: str, num_requests: int) -> dict[str, tuple[int, int]]:
@@ -273,6 +318,6 @@ def _report(
         f"{len(unexplained)})"
     )
     holds = not outcome.lost and not outcome.inconsistent and not unexplained
-    if mode in ("fail", "dedup", "takt"):
+    if mode != "retry":
         holds = holds and not extras
     return holds

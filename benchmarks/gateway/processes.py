@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,7 @@ class Process:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.num_kills = 0
+        self.num_child_kills = 0
         self._command = command
         self._log = log
         self._ready_url = ready_url
@@ -66,6 +68,15 @@ class Process:
             self._process.wait()
             self._process = None
             self.num_kills += 1
+
+    def kill_child(self, module: str) -> None:
+        """SIGKILL to the child that runs a module; the process is left to deal with it."""
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        for pid in children.read_text().split():
+            if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                os.kill(int(pid), signal.SIGKILL)
+                self.num_child_kills += 1
 
     def _is_ready(self) -> bool:
         if self._ready_url is None:
