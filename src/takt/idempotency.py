@@ -87,4 +87,6 @@ def checked_key(key: str, name: str) -> str:
 
 def credential_digest(credential: str) -> str:
     """Tells credentials apart and cannot be turned back into one; 32 hex digits."""
-    return hashlib.sha256(b"tenant\0" + credential.encode()).hexdigest()[:32]
+    # Bytes of a header that are no text come as lone surrogates.
+    content = b"tenant\0" + credential.encode(errors="surrogateescape")
+    return hashlib.sha256(content).hexdigest()[:32]

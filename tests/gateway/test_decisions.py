@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from takt.gateway.policy import RetryPolicy, UpstreamConfig, build_policy, load_
 from takt.gateway.retry import Failure, GiveUp, Outcome, Retry, backoff_ms, decide
 from takt.gateway.router import Router
 from takt.gateway.states import State
+from takt.gateway.store.open import make_store
 from takt.gateway.stream_end import StreamEnd
 from takt.gateway.upstream import Upstream
 from takt.idempotency import fingerprint
@@ -243,6 +245,38 @@ def test_end_mark_is_found_however_the_stream_is_cut(kinds: list[int], data: st.
     assert (passed, end.held, end.is_done) == (before, b"data: [DONE]\n\n", True)
 
 
+@given(st.lists(st.integers(0, 3), max_size=4), st.integers(0, 4), st.integers(1, 9))
+def test_error_event_is_found_however_the_stream_is_cut(
+    kinds: list[int], which: int, size: int
+) -> None:
+    pieces = (
+        b'data: {"error": null}\n\n',
+        b'data: {"x": "data: {\\"error"}\n\n',
+        b"\n",
+        b"data: {",
+    )
+    errors = (
+        b'data: {"error": {"message": "x"}}\n\n',
+        b'data:{"error":"x"}\n\n',
+        b'error: {"code": 500}\n\n',
+        b'data: {"object": "error", "message": "x"}\n\n',
+        b'data: {"error" broken}\n\n',
+    )
+    before = b"".join(pieces[kind] for kind in kinds)
+    before += b"\n" if before.endswith(b"{") else b""
+    stream = before + errors[which] + b"data: [DONE]\n\n"
+    end = StreamEnd()
+    passed = b"".join(end.feed(stream[at : at + size]) for at in range(0, len(stream), size))
+    assert (passed, end.error, end.is_done) == (before, errors[which], False)
+
+
+def test_error_event_without_a_line_end_is_found_at_the_end() -> None:
+    end = StreamEnd()
+    assert end.feed(b'data: 1\n\ndata: {"error": {"message": "x"}}') == b"data: 1\n\n"
+    end.end()
+    assert end.error == b'data: {"error": {"message": "x"}}\n\n'
+
+
 @given(st.binary(max_size=60), st.integers(1, 7))
 def test_nothing_is_lost_of_a_stream_without_an_end_mark(stream: bytes, size: int) -> None:
     end = StreamEnd()
@@ -259,8 +293,22 @@ def test_nothing_is_lost_of_a_stream_without_an_end_mark(stream: bytes, size: in
         ({"ttl": {"dead": 0}}, "dead"),
         ({"ttls": {}}, "ttls"),
         ({"upstreams": [{"url": "http://a", "dedup": True}]}, "dedup"),
-        ({"services": {"chat": {"upstreams": ["http://b"]}}}, "http://b"),
-        ({"services": {"chat": {"routes": [{"path": "/x", "retry": {"no": 1}}]}}}, "no"),
+        ({"services": {"chat": {"paths": ["/c"], "upstreams": ["http://b"]}}}, "http://b"),
+        ({"services": {"chat": {}}}, "no paths"),
+        ({"services": {"default": {"paths": ["/c"]}}}, "default"),
+        ({"services": {"chat": {"paths": ["c"]}}}, "begin with /"),
+        ({"services": {"a": {"paths": ["/c"]}, "b": {"paths": ["/c"]}}}, "twice"),
+        ({"retry": {"retry_statuses": [200]}}, "retry_statuses"),
+        ({"retry": {"budget_percent": math.nan}}, "budget_percent"),
+        ({"retry": {"min_retries_per_second": math.inf}}, "min_retries_per_second"),
+        ({"retry": {"deadline_ms": 10**18}}, "deadline_ms"),
+        ({"retry": {"patience_ms": -1}}, "patience_ms"),
+        ({"ttl": {"succeeded": 10**17}}, "succeeded"),
+        ({"upstreams": [{"url": "http://a/"}, {"url": "http://a"}]}, "twice"),
+        ({"upstreams": [{"url": "http://a?x=1"}]}, "without"),
+        ({"upstreams": [{"url": "http://a", "health_path": "health"}]}, "health_path"),
+        ({"dead_letter_webhook": "nonsense"}, "dead_letter_webhook"),
+        ({"services": {"chat": {"routes": [{"path": "/x", "retry": {"no": 1}}]}}}, "`no`"),
     ],
 )
 def test_mistakes_in_a_policy_are_named(table: dict[str, object], names: str) -> None:
@@ -298,6 +346,40 @@ def test_an_upstream_that_is_no_url_is_a_mistake_of_the_users(url: str) -> None:
         GatewayOptions(upstream=(url,))
     with pytest.raises(ConfigError, match="must be http://HOST"):
         build_policy({"upstreams": [{"url": url}]}, (), "policy.toml")
+
+
+def test_no_message_shows_the_secret_of_a_mistaken_url() -> None:
+    secret = "hunter2"
+    mistakes = (
+        lambda: GatewayOptions(upstream=(f"http://me:{secret}@host",)),
+        lambda: build_policy({"upstreams": [{"url": f"http://me:{secret}@host"}]}, (), "policy"),
+        lambda: build_policy(
+            {"dead_letter_webhook": f"x://host?{secret}"}, ("http://a",), "policy"
+        ),
+        lambda: make_store(f"redi://:{secret}@host"),
+        lambda: make_store(f"redis://:{secret}/x@host:port/0"),
+    )
+    for mistake in mistakes:
+        with pytest.raises(ConfigError) as raised:
+            mistake()
+        assert secret not in str(raised.value)
+
+
+def test_an_upstream_is_the_same_with_and_without_a_slash_at_its_end() -> None:
+    table = {
+        "upstreams": [{"url": "http://a/", "deduplicates": True}],
+        "services": {"chat": {"paths": ["/c"], "upstreams": ["http://a/"]}},
+    }
+    policy = build_policy(table, ("http://a",), "policy")
+    assert [(one.url, one.deduplicates) for one in policy.upstreams] == [("http://a", True)]
+    assert {url for route in policy.routes for url in route.upstreams} == {"http://a"}
+
+
+@pytest.mark.parametrize("name", ["rate_limit", "drain_timeout_seconds"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_an_option_that_is_no_usable_number_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=name.replace("_", "-")):
+        GatewayOptions(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ UPSTREAM = ("--upstream", "http://127.0.0.1:9")
     [
         ((), "--upstream"),
         (("--upstream", "ftp://x"), "ftp://x"),
-        ((*UPSTREAM, "--store", "mysql://x"), "mysql://x"),
+        ((*UPSTREAM, "--store", "mysql://u:secret@x"), "'mysql'"),
         ((*UPSTREAM, "--store", "redis://127.0.0.1:9/0"), "127.0.0.1:9"),
         ((*UPSTREAM, "--store", "sqlite:////nowhere/at/all.db"), "/nowhere/at/all.db"),
         ((*UPSTREAM, "--policy", "/nowhere.toml"), "/nowhere.toml"),

@@ -43,6 +43,22 @@ def test_refusals_and_failures_are_tried_again(
     runner.run(scenario())
 
 
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_nothing_is_sent_again_by_the_http_library(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, method: str
+) -> None:
+    """HTTP calls these idempotent; whether they are sent twice is still for the gateway to say."""
+
+    async def scenario() -> None:
+        upstream.script = [reset(executes=True)]
+        async with Harness([upstream], sqlite_url, on_unknown="fail") as gateway:
+            answered = await gateway.post(method=method)
+        assert code_of(answered) == "outcome_unknown"
+        assert len(upstream.seen) == 1
+
+    runner.run(scenario())
+
+
 def test_mistakes_of_the_client_are_final(
     runner: asyncio.Runner, upstream: ScriptedUpstream, store_url: str
 ) -> None:

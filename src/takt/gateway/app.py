@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hmac
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from takt.gateway.errors import GatewayError
@@ -38,11 +40,25 @@ def build_server(parts: Parts, handler: Handler, **settings: Any) -> web.Server:
     return web.Server(
         answer,
         access_log=None,
+        logger=_http_logger(),
         handler_cancellation=True,
         max_line_size=HEADER_BYTES,
         max_field_size=HEADER_BYTES,
         **settings,
     )
+
+
+def _http_logger() -> logging.Logger:
+    """What goes wrong below the handler, without requests that are no HTTP: a client's mistake, and
+    the library would show a piece of the header, which may hold a credential."""
+    logger = logging.getLogger("takt.gateway.http")
+    logger.addFilter(_is_our_concern)
+    return logger
+
+
+def _is_our_concern(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
 
 
 async def _continue(request: web.BaseRequest) -> None:
@@ -118,8 +134,8 @@ class _OwnRoutes:
         return self._parts.router.upstreams.get(request.query.get("upstream", "").rstrip("/"))
 
     def _check_key(self, request: web.BaseRequest) -> GatewayError | None:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         expected = (self._parts.options.admin_key or "").encode()
-        if hmac.compare_digest(given, expected):
+        if hmac.compare_digest(given.encode(errors="replace"), expected):
             return None
         return GatewayError(401, "invalid_admin_key", "The admin key is missing or wrong.")

@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 
 from takt.errors import ConfigError
 from takt.gateway.headers import head_of
+from takt.gateway.idle_watch import IdleWatch
 from takt.gateway.policy import RetryPolicy
 from takt.gateway.retry import Failure, Outcome, status_outcome
 from takt.gateway.states import Head
@@ -57,17 +58,21 @@ class OpenAnswer:
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises `AttemptFailedError` if it breaks off or stands still."""
         content = self._response.content
-        while True:
-            try:
-                async with asyncio.timeout(self._idle_seconds):
-                    piece = await content.readany()
-            except TimeoutError:
+        watch = IdleWatch(self._idle_seconds, self._response.close)
+        try:
+            while True:
+                watch.begin()
+                piece = await content.readany()
+                watch.end()
+                if not piece:
+                    return
+                yield piece
+        except (aiohttp.ClientError, OSError) as error:
+            if watch.is_idle:
                 raise AttemptFailedError(_broken("timeout", "the answer stood still")) from None
-            except (aiohttp.ClientError, OSError) as error:
-                raise AttemptFailedError(_broken("stream", type(error).__name__)) from None
-            if not piece:
-                return
-            yield piece
+            raise AttemptFailedError(_broken("stream", type(error).__name__)) from None
+        finally:
+            watch.close()
 
     def close(self) -> None:
         """A connection whose answer was not read to its end is closed. May be called twice."""
@@ -92,6 +97,9 @@ class UpstreamClient:
             auto_decompress=True,
             trust_env=False,
         )
+        # It would send PUT and DELETE again by itself where a connection breaks: whether anything
+        # is sent twice is decided and counted elsewhere.
+        self._session._retry_connection = False
         self._tls: dict[str, ssl.SSLContext] = {}
 
     async def close(self) -> None:
@@ -178,17 +186,21 @@ class UpstreamClient:
             self._tls[upstream.ca_file] = ssl.create_default_context(cafile=upstream.ca_file)
         return self._tls[upstream.ca_file]
 
-    async def is_alive(self, url: str, upstream: Upstream, timeout_seconds: float) -> bool:
-        """Whether a health check is answered, by anything but a server's error."""
+    async def health_problem(
+        self, url: str, upstream: Upstream, timeout_seconds: float
+    ) -> str | None:
+        """Why a health check failed; None if it was answered by anything but a server's error."""
         try:
             async with self._session.get(
                 url,
                 ssl=self._tls_of(upstream),
                 timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             ) as response:
-                return response.status < 500
-        except (aiohttp.ClientError, OSError, TimeoutError):
-            return False
+                return None if response.status < 500 else f"status {response.status}"
+        except TimeoutError:
+            return f"no answer in {timeout_seconds:g} s"
+        except (aiohttp.ClientError, OSError) as error:
+            return _reason(error)
 
     async def post_json(self, url: str, body: bytes, timeout_seconds: float) -> bool:
         """Whether a notice was accepted."""
@@ -237,5 +249,8 @@ def _broken(kind: str, cause: str) -> Failure:
 
 def _reason(error: Exception) -> str:
     """Says what went wrong without the address, which may hold a credential."""
+    certificate = getattr(error, "certificate_error", None)
+    if certificate is not None:
+        return f"TLS: {getattr(certificate, 'verify_message', '') or 'certificate refused'}"
     inner = getattr(error, "os_error", None)
     return (inner.strerror if inner is not None else None) or type(error).__name__

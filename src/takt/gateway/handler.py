@@ -6,7 +6,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from aiohttp import web
+from aiohttp import StreamReader, web
 
 from takt.errors import InvalidRequestError
 from takt.gateway.assignment import Assignment
@@ -31,6 +31,9 @@ NS_PER_SECOND = 1_000_000_000
 LOST_WAIT_SECONDS = 0.05
 MAX_LOST = 100
 """Looks at a record that changes hands; each is one lease of another gateway that ended."""
+
+BODY_IDLE_SECONDS = 30.0
+"""A client that stops in the middle of its request would keep a place among those in flight."""
 
 MAX_DEADLINE_MS = 86_400_000
 _MAX_DEADLINE_DIGITS = len(str(MAX_DEADLINE_MS))
@@ -104,6 +107,10 @@ class Handler:
                 f"More than {self._options.rate_limit:g} requests a second.",
                 retry_after_seconds=max(1, round(wait)),
             )
+        target = request.raw_path
+        if not (target.startswith("/") and target.isascii()):
+            # Of a proxy's form, `GET http://host/`, or `*`, it names no path of an upstream.
+            raise InvalidRequestError("the request's target must be ASCII and begin with /")
         deadline_ns = self._deadline_ns(request, route)
         body = await self._read_body(request)
         span = self._parts.tracing.request(
@@ -240,14 +247,31 @@ class Handler:
         limit = self._options.max_request_bytes
         if request.content_length is not None and request.content_length > limit:
             raise _body_too_large(limit)
+        content = request.content
+        if content.is_eof():
+            # Most bodies are here as soon as the head is.
+            body = content.read_nowait()
+            if len(body) > limit:
+                raise _body_too_large(limit)
+            return body
         pieces: list[bytes] = []
         num_bytes = 0
-        async for piece in request.content.iter_any():
+        while piece := await _next_piece(content):
             num_bytes += len(piece)
             if num_bytes > limit:
                 raise _body_too_large(limit)
             pieces.append(piece)
         return b"".join(pieces)
+
+
+async def _next_piece(content: StreamReader) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_IDLE_SECONDS):
+            return await content.readany()
+    except TimeoutError:
+        raise GatewayError(
+            408, "body_timeout", f"Nothing of the body came for {BODY_IDLE_SECONDS:g} s."
+        ) from None
 
 
 def _body_too_large(limit: int) -> GatewayError:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from multidict import CIMultiDict
 
+from takt.errors import InvalidRequestError
 from takt.gateway.states import Head
 from takt.idempotency import KEY_HEADER
 
@@ -46,14 +47,26 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
     "set-cookie",
 }
 
-_SECRET = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
+_SECRET_WORDS = ("auth", "key", "token", "cookie", "secret", "password", "credential", "signature")
+
+
+_DECODED = frozenset({"gzip", "deflate", "br", "zstd"})
+"""Encodings of a request's body that aiohttp undoes as it reads."""
 
 
 def to_upstream(headers: Iterable[tuple[str, str]], host_connection: str = "") -> CIMultiDict[str]:
-    """The client's end-to-end headers; answers come uncompressed, so that one is fit for all."""
+    """The client's end-to-end headers; answers come uncompressed, so that one is fit for all.
+
+    Raises `InvalidRequestError` for bytes that are no text.
+    """
     dropped = _NOT_TO_UPSTREAM | _named(host_connection)
     kept = CIMultiDict((name, value) for name, value in headers if name.lower() not in dropped)
+    for name, value in kept.items():
+        if not value.isascii():
+            _check_text(name, value)
     kept["Accept-Encoding"] = "identity"
+    if kept.get("Content-Encoding", "").lower() in _DECODED:
+        del kept["Content-Encoding"]
     return kept
 
 
@@ -62,13 +75,35 @@ def head_of(status: int, headers: Mapping[str, str]) -> Head:
     dropped = _NOT_TO_CLIENT | _named(headers.get("Connection", ""))
     return Head(
         status,
-        [(str(name), value) for name, value in headers.items() if name.lower() not in dropped],
+        [
+            (str(name), value if value.isascii() else _as_text(value))
+            for name, value in headers.items()
+            if name.lower() not in dropped
+        ],
     )
 
 
 def without_secrets(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What may be kept of a request's headers."""
-    return [(str(name), value) for name, value in headers if name.lower() not in _SECRET]
+    """What may be kept of a request's headers: those that may hold a secret are not."""
+    return [
+        (str(name), value)
+        for name, value in headers
+        if not any(word in name.lower() for word in _SECRET_WORDS)
+    ]
+
+
+def _check_text(name: str, value: str) -> None:
+    """aiohttp reads headers as UTF-8 and keeps other bytes as lone surrogates."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequestError(
+            f"the header {name} is neither ASCII nor UTF-8", param=str(name)
+        ) from None
+
+
+def _as_text(value: str) -> str:
+    return value.encode(errors="replace").decode()
 
 
 def _named(connection: str) -> frozenset[str]:

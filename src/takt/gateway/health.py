@@ -37,11 +37,15 @@ class HealthChecker:
             await self.check_all()
 
     async def _check(self, upstream: Upstream) -> None:
-        is_alive = await self._client.is_alive(upstream.health_url, upstream, TIMEOUT_SECONDS)
+        problem = await self._client.health_problem(upstream.health_url, upstream, TIMEOUT_SECONDS)
+        is_alive = problem is None
         failures = 0 if is_alive else self._num_failures.get(upstream.url, 0) + 1
         self._num_failures[upstream.url] = failures
         is_healthy = is_alive or (upstream.is_healthy and failures < MAX_FAILURES)
         if is_healthy != upstream.is_healthy:
-            state = "healthy" if is_healthy else "not healthy"
+            state = "healthy" if problem is None else f"not healthy: {problem}"
             logger.warning("upstream %s is %s", upstream.url, state)
+        elif problem is not None and failures == 1 and not is_healthy:
+            # At the start: it was not healthy before either.
+            logger.warning("upstream %s is not healthy: %s", upstream.url, problem)
         upstream.is_healthy = is_healthy

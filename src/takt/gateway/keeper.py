@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 
 from takt.clock import Clock
@@ -15,7 +16,10 @@ logger = logging.getLogger("takt.gateway")
 NS_PER_MS = 1_000_000
 
 FLUSH_SECONDS = 0.1
-"""How old a piece of a stream may be before the store has it; the client never waits for that."""
+MAX_FLUSHED = 50
+"""Streams written to the store each time, those that waited longest first: up to 50 streams are a
+tenth of a second old there, 500 a second. Only who joins at another gateway reads them there, and a
+write for each piece would cost all streams more than its passing on does."""
 
 MAX_LEASES_PER_CALL = 512
 
@@ -31,7 +35,8 @@ class LeaseKeeper:
         self._lease_ms = lease_ms
         self._clock = clock
         self._metrics = metrics
-        self._writers: set[RecordWriter] = set()
+        self._writers: dict[RecordWriter, None] = {}
+        """In the order in which they were flushed last."""
         self._available_since_ns: int | None = clock.now_ns()
 
     @property
@@ -48,10 +53,10 @@ class LeaseKeeper:
         return self._available_since_ns is not None
 
     def add(self, writer: RecordWriter) -> None:
-        self._writers.add(writer)
+        self._writers[writer] = None
 
     def remove(self, writer: RecordWriter) -> None:
-        self._writers.discard(writer)
+        self._writers.pop(writer, None)
 
     def store_answered(self) -> None:
         if self._available_since_ns is None:
@@ -102,15 +107,23 @@ class LeaseKeeper:
     async def _flush_for_ever(self) -> None:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            news = [writer for writer in self._writers if writer.has_news]
             results = await asyncio.gather(
-                *(writer.flush() for writer in news), return_exceptions=True
+                *(writer.flush() for writer in self._longest_unwritten()), return_exceptions=True
             )
             for result in results:
                 if isinstance(result, StoreUnavailableError):
                     self.store_failed(result)
                 elif isinstance(result, BaseException):
                     raise result
+
+    def _longest_unwritten(self) -> list[RecordWriter]:
+        """Up to `MAX_FLUSHED` writers with news, which are then last in line."""
+        with_news = (writer for writer in self._writers if writer.has_news)
+        chosen = list(itertools.islice(with_news, MAX_FLUSHED))
+        for writer in chosen:
+            del self._writers[writer]
+            self._writers[writer] = None
+        return chosen
 
     async def _sweep_for_ever(self) -> None:
         while True:

@@ -13,6 +13,9 @@ from takt.errors import InvalidRequestError
 from takt.gateway.states import Identity
 from takt.idempotency import KEY_HEADER, checked_key, credential_digest, fingerprint, read_key
 
+CREDENTIAL_HEADERS = ("Authorization", "X-Api-Key", "Api-Key")
+"""OpenAI's, Anthropic's and Azure's."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRules:
@@ -22,7 +25,7 @@ class KeyRules:
     business_id_field: str | None = None
     """A path into the JSON body, such as `metadata.order_id`."""
     tenant_header: str | None = None
-    """Trusted as it comes; if not given, the credential in Authorization tells tenants apart."""
+    """Trusted as it comes; if not given, credentials in `CREDENTIAL_HEADERS` tell tenants apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,9 @@ def tenant_of(headers: Mapping[str, str], rules: KeyRules) -> str:
                 param=rules.tenant_header,
             )
     else:
-        value = headers.get("Authorization") or headers.get("X-Api-Key") or ""
+        # All that are there: an upstream may look at any of them, and ignore a mere placeholder.
+        given = (headers[name] for name in CREDENTIAL_HEADERS if name in headers)
+        value = "\0".join(given)
     return credential_digest(value)
 
 

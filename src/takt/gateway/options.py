@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from takt.config import cache_home, check_choices
 from takt.errors import ConfigError
 from takt.gateway.keys import KeyRules
-from takt.gateway.upstream_url import is_http_url
+from takt.gateway.policy import MAX_WAIT_MS
+from takt.gateway.upstream_url import checked_url
+
+MAX_RATE = 1e9
+"""Requests a second."""
 
 
 def _option(default: Any, help_text: str, **extra: Any) -> Any:
@@ -83,23 +88,27 @@ class GatewayOptions:
     def __post_init__(self) -> None:
         check_choices(self)
         for name in ("max_request_bytes", "max_response_bytes", "max_in_flight"):
-            self._check_least(name, 1)
-        self._check_least("lease_ms", 100)
-        self._check_least("health_interval_ms", 50)
-        self._check_least("rate_limit", 0)
-        self._check_least("drain_timeout_seconds", 0)
+            self._check_range(name, 1, sys.maxsize)
+        self._check_range("lease_ms", 100, MAX_WAIT_MS)
+        self._check_range("health_interval_ms", 50, MAX_WAIT_MS)
+        self._check_range("rate_limit", 0, MAX_RATE)
+        self._check_range("drain_timeout_seconds", 0, MAX_WAIT_MS / 1000)
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"--port {self.port} is not between 0 and 65535")
         for url in self.upstream:
-            if not is_http_url(url):
-                raise ConfigError(f"--upstream {url!r} must be http://HOST or https://HOST")
+            try:
+                checked_url(url, "--upstream")
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("--ssl-keyfile and --ssl-certfile need each other")
 
-    def _check_least(self, name: str, least: float) -> None:
-        if getattr(self, name) < least:
+    def _check_range(self, name: str, least: float, most: float) -> None:
+        # A number that is none lies in no range.
+        if not least <= getattr(self, name) <= most:
             raise ConfigError(
-                f"--{name.replace('_', '-')} must be at least {least}, got {getattr(self, name)}"
+                f"--{name.replace('_', '-')} must be {least:g} to {most:g}, "
+                f"got {getattr(self, name)}"
             )
 
     @property

@@ -11,10 +11,20 @@ import msgspec
 
 from takt.errors import ConfigError
 from takt.gateway.states import OnUnknown
-from takt.gateway.upstream_url import is_http_url
+from takt.gateway.upstream_url import checked_url
 
 ErrorKind = Literal["connect", "reset", "timeout", "stream"]
 """No connection; a connection that broke; no answer in time; an answer that broke off."""
+
+
+MAX_WAIT_MS = 7 * 86_400_000
+MAX_TTL_SECONDS = 10 * 366 * 86_400
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    # A number that is none lies in no range.
+    if not least <= value <= most:
+        raise ValueError(f"{name} must be {least:.0f} to {most:.0f}, got {value}")
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,21 +57,25 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Instead of --on-unknown."""
 
     def __post_init__(self) -> None:
+        for name in ("max_retry_after_ms", "patience_ms"):
+            _check_range(name, getattr(self, name), 0, MAX_WAIT_MS)
         for name in (
             "base_ms",
             "cap_ms",
-            "max_tries",
             "deadline_ms",
             "connect_timeout_ms",
             "response_timeout_ms",
             "idle_timeout_ms",
         ):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.hedge_after_ms is not None and self.hedge_after_ms < 1:
-            raise ValueError(f"hedge_after_ms must be at least 1, got {self.hedge_after_ms}")
-        if self.budget_percent < 0 or self.min_retries_per_second < 0:
-            raise ValueError("budget_percent and min_retries_per_second must not be negative")
+            _check_range(name, getattr(self, name), 1, MAX_WAIT_MS)
+        if self.hedge_after_ms is not None:
+            _check_range("hedge_after_ms", self.hedge_after_ms, 1, MAX_WAIT_MS)
+        _check_range("max_tries", self.max_tries, 1, 1000)
+        for name in ("budget_percent", "min_retries_per_second"):
+            _check_range(name, getattr(self, name), 0, 1e6)
+        for status in self.retry_statuses:
+            # An answer below 400 was executed: to ask again would execute it again.
+            _check_range("each of retry_statuses", status, 400, 599)
 
 
 class Ttl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -75,8 +89,7 @@ class Ttl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"ttl.{name} must be at least 1 second")
+            _check_range(f"ttl.{name}", getattr(self, name), 1, MAX_TTL_SECONDS)
 
 
 class UpstreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,8 +106,9 @@ class UpstreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     health_path: str = "/health"
 
     def __post_init__(self) -> None:
-        if not is_http_url(self.url):
-            raise ValueError(f"upstream {self.url!r} must be http://HOST or https://HOST")
+        msgspec.structs.force_setattr(self, "url", checked_url(self.url, "upstream"))
+        if not self.health_path.startswith("/"):
+            raise ValueError(f"health_path {self.health_path!r} must begin with /")
 
 
 class _Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,10 +186,13 @@ def build_policy(data: dict[str, Any], upstream_urls: tuple[str, ...], name: str
     """As `load_policy`, of a parsed file; `name` stands in messages."""
     try:
         file = msgspec.convert(data, _File)
+        given = {checked_url(url, "--upstream"): None for url in upstream_urls}
         listed = {one.url for one in file.upstreams}
-        extra = [UpstreamConfig(url=url) for url in upstream_urls if url not in listed]
+        extra = [UpstreamConfig(url=url) for url in given if url not in listed]
         upstreams = (*file.upstreams, *extra)
         routes = _routes(file, tuple(one.url for one in upstreams))
+        if file.dead_letter_webhook is not None:
+            _check_webhook(file.dead_letter_webhook)
     except (msgspec.ValidationError, ValueError) as error:
         raise ConfigError(f"{name}: {error}") from None
     if not upstreams:
@@ -190,21 +207,43 @@ def build_policy(data: dict[str, Any], upstream_urls: tuple[str, ...], name: str
     )
 
 
+def _check_webhook(url: str) -> None:
+    """Its query may well hold a secret, so no message shows it."""
+    try:
+        checked_url(url.partition("?")[0], "dead_letter_webhook")
+    except ValueError:
+        raise ValueError("dead_letter_webhook must be http://HOST/PATH, or https") from None
+
+
 def _routes(file: _File, urls: tuple[str, ...]) -> tuple[Route, ...]:
-    spare = {url for service in file.services.values() for url in service.fallback}
+    spare = {url.rstrip("/") for service in file.services.values() for url in service.fallback}
     usual = tuple(url for url in urls if url not in spare) or urls
     routes: list[Route] = []
     for name, service in file.services.items():
-        for url in (*service.upstreams, *service.fallback):
-            if url not in urls:
-                raise ValueError(f"services.{name} names {url}, which is no upstream")
+        _check_service(name, service, urls)
         for one in service.routes:
             tables = (file.retry, service.retry, one.retry)
             routes.append(_route(name, one.path, tables, service, usual))
         for pattern in service.paths:
             routes.append(_route(name, pattern, (file.retry, service.retry), service, usual))
     routes.append(_route(DEFAULT_SERVICE, "*", (file.retry,), _Service(), usual))
+    patterns = [route.pattern for route in routes]
+    for pattern in patterns[:-1]:
+        if not pattern.startswith(("/", "*")):
+            raise ValueError(f"the path {pattern!r} must begin with / or *, else no request has it")
+        if patterns[:-1].count(pattern) > 1:
+            raise ValueError(f"the path {pattern!r} is listed twice; only the first would count")
     return tuple(routes)
+
+
+def _check_service(name: str, service: _Service, urls: tuple[str, ...]) -> None:
+    if name == DEFAULT_SERVICE:
+        raise ValueError(f"services.{name}: this name is that of all other paths; choose another")
+    if not (service.paths or service.routes):
+        raise ValueError(f"services.{name} has no paths, so that nothing would be its own")
+    for url in (*service.upstreams, *service.fallback):
+        if url.rstrip("/") not in urls:
+            raise ValueError(f"services.{name} names {url}, which is no upstream")
 
 
 def _route(
@@ -225,6 +264,6 @@ def _route(
         service=service_name,
         pattern=pattern,
         retry=retry,
-        upstreams=service.upstreams or usual,
-        fallback=service.fallback,
+        upstreams=tuple(url.rstrip("/") for url in service.upstreams) or usual,
+        fallback=tuple(url.rstrip("/") for url in service.fallback),
     )

@@ -9,6 +9,7 @@ from aiohttp import web
 from takt.clock import Clock
 from takt.gateway.errors import Answer, GatewayError, error_answer, error_event, stream_lost
 from takt.gateway.execution import Ending, Execution
+from takt.gateway.idle_watch import IdleWatch
 from takt.gateway.states import Head
 from takt.idempotency import REPLAYED_HEADER
 
@@ -73,25 +74,38 @@ async def _write_stream(
     response = web.StreamResponse(status=head.status)
     _set_headers(response, head, is_duplicate)
     await response.prepare(request)
+    watch = IdleWatch(WRITE_TIMEOUT_SECONDS, lambda: _abort(request))
+    try:
+        await _write_pieces(response, execution, watch)
+    finally:
+        watch.close()
+    return response
+
+
+async def _write_pieces(
+    response: web.StreamResponse, execution: Execution, watch: IdleWatch
+) -> None:
     position = 0
     while True:
         while position < len(execution.pieces):
             # Whatever has come meanwhile goes in one write.
             pieces = execution.pieces[position:]
             position += len(pieces)
-            await _write(response, b"".join(pieces))
+            watch.begin()
+            await response.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            watch.end()
         if execution.ending is not None:
             break
         await execution.wait(position)
+    watch.begin()
     if execution.ending is not Ending.COMPLETE:
-        await _write(response, error_event(execution.error or stream_lost()))
+        await response.write(error_event(execution.error or stream_lost()))
     await response.write_eof()
-    return response
 
 
-async def _write(response: web.StreamResponse, data: bytes) -> None:
-    async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
-        await response.write(data)
+def _abort(request: web.BaseRequest) -> None:
+    if request.transport is not None:
+        request.transport.abort()
 
 
 def _set_headers(response: web.StreamResponse, head: Head, is_duplicate: bool) -> None:

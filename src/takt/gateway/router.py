@@ -28,9 +28,7 @@ class Router:
     ) -> Upstream | None:
         """None if no upstream of `urls` can serve. `avoid` is taken only if nothing else is left;
         `prefer`, if it can serve, is taken."""
-        candidates = [
-            upstream for url in urls if (upstream := self.upstreams[url.rstrip("/")]).can_serve
-        ]
+        candidates = [upstream for url in urls if (upstream := self.upstreams[url]).can_serve]
         for upstream in candidates:
             if upstream.url == prefer:
                 return upstream
@@ -42,9 +40,7 @@ class Router:
     def wait_ms(self, urls: Sequence[str]) -> int:
         """How long until it is worth choosing again."""
         waits = [
-            self.upstreams[url.rstrip("/")].breaker.wait_ms
-            for url in urls
-            if self.upstreams[url.rstrip("/")].is_healthy
+            self.upstreams[url].breaker.wait_ms for url in urls if self.upstreams[url].is_healthy
         ]
         positive = [wait for wait in waits if wait > 0]
         return min(min(positive, default=PARKED_WAIT_MS), PARKED_WAIT_MS)

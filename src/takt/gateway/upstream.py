@@ -21,7 +21,7 @@ class Upstream:
 
     def __init__(self, config: UpstreamConfig, clock: Clock, uniform: Uniform) -> None:
         """Raises `ConfigError` if the variable with its key is not set."""
-        self.url = config.url.rstrip("/")
+        self.url = config.url
         self.deduplicates = config.deduplicates
         self.sends_done = config.sends_done
         self.ca_file = config.ca_file

@@ -30,4 +30,8 @@ def make_store(url: str, *, volatile: bool = False) -> Store:
                 "--store with a Redis needs the extra: make install EXTRA=redis"
             ) from None
         return RedisStore(url, volatile=volatile)
-    raise ConfigError(f"--store {url!r} is none of: sqlite:///PATH, redis://HOST:PORT/DB")
+    # Its beginning only: a mistyped scheme may be followed by a password.
+    raise ConfigError(
+        f"--store {url.partition(':')[0]!r} is none of: sqlite:///PATH, redis://HOST:PORT/DB, "
+        "rediss:// or unix://"
+    )

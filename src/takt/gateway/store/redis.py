@@ -62,8 +62,11 @@ class RedisStore:
                 socket_connect_timeout=TIMEOUT_SECONDS,
                 retry=Retry(self._backoff, NUM_RETRIES),
             )
-        except ValueError as error:
-            raise ConfigError(f"--store is no URL of a Redis: {error}") from None
+        except ValueError:
+            # What it says may hold a part of the password.
+            raise ConfigError(
+                "--store is no URL of a Redis: it should be redis://[:PASSWORD@]HOST:PORT/DB"
+            ) from None
         self._name = _without_password(url)
         self._scripts = load_scripts()
 
