@@ -69,6 +69,7 @@ bench-parallel: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/ranks.py $(ARGS)
 	@$(BIN)/python benchmarks/pipeline_depth.py $(ARGS)
 	@$(BIN)/python benchmarks/rank_deaths.py $(ARGS)
+	@$(BIN)/python benchmarks/offload.py $(ARGS)
 
 bench-kv: install
 	@$(BIN)/python -m benchmarks.kv

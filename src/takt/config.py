@@ -147,7 +147,7 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelOptions:
-    """Ranks that share a model."""
+    """Ranks that share a model, and replicas of it."""
 
     tensor_parallel_size: int = _option(
         1, "Ranks that share each layer; sizes that work depend on the model."
@@ -165,6 +165,15 @@ class ParallelOptions:
         "Layers of each stage, such as 8,8,8,6. auto makes the slowest stage as fast as can be, by "
         "the time that layers and head were measured to take (takt profile), or by a model of it.",
     )
+    data_parallel_size: int = _option(
+        1,
+        "Replicas of the model behind one server, each an engine with tensor-parallel groups and "
+        "stages of its own; they share CPUs and KV memory evenly.",
+    )
+    cooperative_offload: bool = _option(
+        True,
+        "Have a replica whose KV pool is nearly full give requests that wait to one with room.",
+    )
     distributed_executor_backend: str = _option(
         "auto",
         "uni is one process for one rank, mp a process for each rank, inproc a thread for each "
@@ -175,7 +184,9 @@ class ParallelOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        _check_positive(self, "tensor_parallel_size", "pipeline_parallel_size")
+        _check_positive(
+            self, "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
+        )
         for name in ("pipeline_depth", "pp_layer_partition"):
             object.__setattr__(self, name, str(getattr(self, name)))  # numbers will do in Python
         self._check_pipeline()
@@ -186,6 +197,7 @@ class ParallelOptions:
 
     @property
     def num_ranks(self) -> int:
+        """Of each replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

@@ -25,18 +25,18 @@ def test_mapped_flag_becomes_ours() -> None:
 
 
 def test_short_flags_of_ranks_are_vllms() -> None:
-    ours = ["--tensor-parallel-size", "2", "--pipeline-parallel-size=4"]
-    assert translate(["-tp", "2", "-pp=4"], SERVE) == ours
+    ours = ["--tensor-parallel-size", "2", "--pipeline-parallel-size=4", "--data-parallel-size=2"]
+    assert translate(["-tp", "2", "-pp=4", "-dp=2"], SERVE) == ours
 
 
 def test_flag_of_a_missing_feature_is_refused_with_its_name_and_reason() -> None:
-    with pytest.raises(ConfigError, match=r"--data-parallel-size.*parallel"):
-        translate(["--data-parallel-size", "2"], SERVE)
+    with pytest.raises(ConfigError, match=r"--data-parallel-rank.*replicas on one host"):
+        translate(["--data-parallel-rank", "1"], SERVE)
     with pytest.raises(ConfigError, match=r"--trust-remote-code.*remote code is never run"):
         translate(["--trust-remote-code"], SERVE)
 
 
-@pytest.mark.parametrize("arguments", [["-dp", "1"], ["--data-parallel-size=1"], ["--seed", "0"]])
+@pytest.mark.parametrize("arguments", [["--seed", "0"], ["--seed=0"]])
 def test_neutral_value_asks_for_nothing(arguments: list[str]) -> None:
     assert translate([*arguments, "--port", "1"], SERVE) == ["--port", "1"]
 

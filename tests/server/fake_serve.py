@@ -13,7 +13,7 @@ from pathlib import Path
 
 from server_fakes import CHATML, ByteTokenizer
 
-from takt.config import EngineConfig, ModelConfigOptions, ServerOptions
+from takt.config import EngineConfig, ModelConfigOptions, ParallelOptions, ServerOptions
 from takt.engine.proc_client import ProcessEngineClient
 from takt.server import loading
 from takt.server import serve as serving
@@ -52,7 +52,12 @@ def main(behaviour: str, *options: str) -> int:
     for name, convert in (("port", int), ("drain_timeout_seconds", float)):
         if name in chosen:
             values[name] = convert(chosen[name])
-    engine = EngineConfig(model=ModelConfigOptions(model=behaviour))
+    num_replicas = int(chosen.get("data_parallel_size", 1))
+    values.pop("data_parallel_size", None)
+    engine = EngineConfig(
+        model=ModelConfigOptions(model=behaviour),
+        parallel=ParallelOptions(data_parallel_size=num_replicas),
+    )
     return serving.serve(engine, ServerOptions(**values))  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from takt.config import ServerOptions
-from takt.engine.client import EngineState
+from takt.engine.client import EngineState, ReplicaStatus
 from takt.engine.messages import (
     AddRequest,
     EngineReady,
@@ -133,6 +133,10 @@ class FakeEngine:
             load_seconds=0.0,
             pipeline=self.pipeline,
         )
+
+    @property
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        return (ReplicaStatus(0, self.state, 0, self.num_open, 0, None, self.info),)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         self.aborted.append((request_id, choice))

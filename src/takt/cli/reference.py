@@ -110,6 +110,7 @@ OWN_FLAGS = frozenset(
     {
         "--allow-unknown-fields",
         "--backend",
+        "--cooperative-offload",
         "--default-max-tokens",
         "--disable-access-log",
         "--drain-timeout-seconds",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PARALLEL = "ranks on one host, in tensor-parallel groups and stages, are all that is built yet"
+PARALLEL = "tensor-parallel groups, stages and replicas on one host are all that is built yet"
 MULTIMODAL = "models are text only"
 LORA = "LoRA adapters are not supported"
 MOE = "mixture-of-experts models are not supported"
@@ -148,9 +148,7 @@ _REFUSED_BY_REASON: dict[str, str] = {
 }
 
 _WITH_NEUTRAL_VALUES: dict[str, Refused] = {
-    "--data-parallel-size": Refused(PARALLEL, ("1",)),
     "--seed": Refused("a seed belongs to a request", ("0",)),
-    "-dp": Refused(PARALLEL, ("1",)),
 }
 
 _HARMLESS_SWITCHES = ("--disable-log-stats", "--enable-prompt-tokens-details")
@@ -160,6 +158,7 @@ _MAPPED: dict[str, Mapped] = {
     "-q": Mapped("--quantization"),
     "-tp": Mapped("--tensor-parallel-size"),
     "-pp": Mapped("--pipeline-parallel-size"),
+    "-dp": Mapped("--data-parallel-size"),
     "--max-num-queued-reqs": Mapped("--max-num-waiting"),
     "--shutdown-timeout": Mapped("--drain-timeout-seconds"),
     "--uvicorn-log-level": Mapped("--log-level"),

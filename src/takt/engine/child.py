@@ -14,8 +14,8 @@ import msgspec
 import zmq
 
 from takt.config import EngineConfig
+from takt.engine.host_share import HostShare
 from takt.engine.messages import CommandMessage, EngineCommand, EngineEvent
-from takt.engine.placement import Placement
 from takt.engine.wire import (
     LaunchOrder,
     address,
@@ -47,7 +47,7 @@ class EngineChild:
         directory: Path,
         epoch: int,
         config: EngineConfig,
-        placement: Placement | None,
+        share: HostShare,
         context: zmq.Context[zmq.Socket[bytes]],
         on_event: Callable[[EngineEvent], None],
         on_exit: Callable[[int], None],
@@ -64,7 +64,8 @@ class EngineChild:
             os.getpid(),
             logging.getLogger().getEffectiveLevel(),
             config_to_plain(config),
-            placement,
+            share.placement,
+            share.cpus,
         )
         self._order.write_bytes(self._encoder.encode(order))
         self._socket: zmq.Socket[bytes] | None = pair_socket(context)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
+
+import msgspec
 
 from takt.engine.messages import AddRequest, EngineReady, RequestOutput
 
@@ -15,6 +17,23 @@ class EngineState(enum.Enum):
     RESTARTING = "restarting"
     DRAINING = "draining"
     DEAD = "dead"
+
+
+class ReplicaStatus(msgspec.Struct, frozen=True):
+    """One of the engines behind a client."""
+
+    number: int
+    state: EngineState
+    num_restarts: int
+    """Processes started in place of a dead one."""
+    num_outstanding: int
+    """Sequences that it still owes tokens."""
+    num_offloaded: int
+    """Requests that it gave to others for want of memory."""
+    pid: int | None
+    """Of its process, while there is one."""
+    info: EngineReady | None
+    """Sizes of the running engine, or of the last one that ran."""
 
 
 class EngineClient(Protocol):
@@ -32,6 +51,11 @@ class EngineClient(Protocol):
     @property
     def info(self) -> EngineReady:
         """Sizes of the running engine; raises `EngineDeadError` before it was ever ready."""
+        ...
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        """One for each engine, by number; without data parallelism there is one."""
         ...
 
     def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]: ...

@@ -268,6 +268,7 @@ class EngineCore:
             stolen_host_ns=0 if self._was_idle else tokens.stolen_host_ns,
             gc_ns=0 if self._was_idle else new_gc_ns,
             pipeline_depth=scheduler.depth,
+            preempted_ids=[request.request_id for request in scheduled.preempted],
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
         self._was_idle = False

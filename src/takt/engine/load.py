@@ -14,6 +14,7 @@ from takt.engine.executor import Executor, InlineExecutor
 from takt.engine.load_ranks import load_ranks
 from takt.engine.precision import resolve_policy
 from takt.engine.sizing import EngineSizes, KVShape, check_max_model_len
+from takt.errors import ConfigError
 from takt.loading.base import Checkpoint, Tokenizer
 from takt.loading.checkpoint import open_checkpoint
 from takt.loading.hub import resolve_model
@@ -57,6 +58,11 @@ def _load(
     begin_beside: Callable[[Checkpoint], Callable[[], ResultT]],
 ) -> tuple[LoadedModel, ResultT]:
     """`begin_beside` starts work on the open checkpoint and returns how to wait for its result."""
+    if config.parallel.data_parallel_size > 1:
+        raise ConfigError(
+            f"--data-parallel-size {config.parallel.data_parallel_size} is for takt serve, which "
+            "divides requests over replicas; here there is one engine"
+        )
     precision = PrecisionInUse(resolve_policy(config))
     resolved = resolve_model(config.model.model, on_progress)
     report = None

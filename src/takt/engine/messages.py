@@ -121,6 +121,8 @@ class StepStats(msgspec.Struct, array_like=True):
     kv_unwritten_permille: int = 0
     """Of the fullest pool, reserved and not written: sampled every few steps of a pipeline whose
     depth follows the load, 0 elsewhere."""
+    preempted_ids: list[str] = []
+    """Requests that lost their place in this step."""
 
 
 class StepMessage(msgspec.Struct, tag="step"):

@@ -18,8 +18,9 @@ import zmq
 
 from takt.config import EngineConfig
 from takt.engine.child import EngineChild
-from takt.engine.client import EngineState
+from takt.engine.client import EngineState, ReplicaStatus
 from takt.engine.gate import Gate
+from takt.engine.host_share import HostShare
 from takt.engine.messages import (
     AbortRequests,
     AddRequest,
@@ -32,7 +33,7 @@ from takt.engine.messages import (
     StepMessage,
     StepStats,
 )
-from takt.engine.placement import Placement, place
+from takt.engine.placement import Placement
 from takt.engine.requests import with_seed
 from takt.engine.streams import Stream, Streams
 from takt.errors import (
@@ -61,7 +62,7 @@ class ProcessEngineClient:
 
     All of it runs on one event loop. `on_step` gets the record of each step; `on_dead` a sentence,
     once, when the engine has died `max_engine_deaths` times in a row without completing a step, or
-    cannot be started again.
+    cannot be started again. `share` is its part of the host; it has all of it if None.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ProcessEngineClient:
         on_dead: Callable[[str], None] | None = None,
         max_engine_deaths: int = 3,
         command: Sequence[str] = ENGINE_COMMAND,
+        share: HostShare | None = None,
     ) -> None:
         self._config = config
         self._on_progress = on_progress
@@ -80,12 +82,8 @@ class ProcessEngineClient:
         self._on_dead = on_dead
         self._max_deaths = max_engine_deaths
         self._command = command
-        options = config.scheduler
-        self._gate = Gate(options)
-        num_ranks = config.parallel.num_ranks
-        self._placement = place(
-            config.model.num_threads, num_ranks, sorted(os.sched_getaffinity(0))
-        )
+        self._gate = Gate(config.scheduler)
+        self._share = share or HostShare.whole(config, sorted(os.sched_getaffinity(0)))
         self._state = EngineState.STARTING
         self._info: EngineReady | None = None
         self._streams = Streams()
@@ -164,7 +162,7 @@ class ProcessEngineClient:
     @property
     def placement(self) -> Placement | None:
         """Which CPUs engine and server should have; None if there are too few for both."""
-        return self._placement
+        return self._share.placement
 
     @property
     def engine_pid(self) -> int | None:
@@ -181,13 +179,28 @@ class ProcessEngineClient:
         """Sequences that the engine still owes tokens."""
         return self._streams.num_choices
 
-    async def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
-        child = self._child
-        if self._state is not EngineState.READY or child is None:
+    @property
+    def replicas(self) -> Sequence[ReplicaStatus]:
+        num_restarts, num_owed = max(self._epoch - 1, 0), self._streams.num_choices
+        pid = self.engine_pid
+        return (ReplicaStatus(0, self._state, num_restarts, num_owed, 0, pid, self._info),)
+
+    def check(self, request: AddRequest) -> None:
+        """Raises what `generate` would before it sends the request."""
+        if self._state is not EngineState.READY:
             raise EngineDeadError(_UNAVAILABLE[self._state])
         self._gate.check(request, self._streams.num_choices)
         if request.request_id in self._streams:
             raise ValueError(f"request_id {request.request_id} is in use")
+
+    async def generate(
+        self, request: AddRequest, *, is_checked: bool = False
+    ) -> AsyncIterator[RequestOutput]:
+        """`is_checked` says that `check` has just let the request in."""
+        if not is_checked:
+            self.check(request)
+        child = self._child
+        assert child is not None
         request = msgspec.structs.replace(request, sampling=with_seed(request.sampling))
         stream = Stream(request, self._loop)
         self._streams.add(stream)
@@ -213,6 +226,11 @@ class ProcessEngineClient:
         if self._child is not None and request_id in self._streams:
             self._child.send(AbortRequests([request_id], choice))
 
+    def withdraw(self, request_id: str) -> bool:
+        """Takes a request back, for another engine to go on with: `generate` then raises
+        `WithdrawnError`. False if it cannot be, because something of it is still to be read."""
+        return self._streams.withdraw(request_id)
+
     # -- supervision --------------------------------------------------------------------------
 
     def _launch(self) -> None:
@@ -225,7 +243,7 @@ class ProcessEngineClient:
             directory=self._directory,
             epoch=self._epoch,
             config=self._config if self._info is None else _as_accepted(self._config),
-            placement=self._placement,
+            share=self._share,
             context=self._context,
             on_event=self._on_event,
             on_exit=self._on_exit,
@@ -234,6 +252,8 @@ class ProcessEngineClient:
     def _on_event(self, event: EngineEvent) -> None:
         match event:
             case StepMessage(outputs=outputs, stats=stats):
+                if stats is not None:
+                    stats.step_id += self._share.first_step_id
                 self._streams.dispatch(outputs, -1 if stats is None else stats.step_id)
                 self._note_idle()
                 if stats is not None:
@@ -259,7 +279,7 @@ class ProcessEngineClient:
         was_stopping = self._state in (EngineState.DRAINING, EngineState.DEAD)
         if not was_stopping and self._state is not EngineState.STARTING:
             self._state = EngineState.RESTARTING
-        self._streams.fail_all(f"the engine died ({_describe(return_code)})")
+        self._streams.fail_all(f"{self._share.name} died ({_describe(return_code)})")
         self._note_idle()
         self._exited.set()
         if not was_stopping:
@@ -282,15 +302,15 @@ class ProcessEngineClient:
         if self._deaths_in_a_row >= self._max_deaths:
             self._give_up(
                 EngineDeadError(
-                    f"the engine died {self._deaths_in_a_row} times in a row without completing "
-                    f"a step, the last time with {_describe(return_code)}"
+                    f"{self._share.name} died {self._deaths_in_a_row} times in a row without "
+                    f"completing a step, the last time with {_describe(return_code)}"
                 )
             )
             return
         delay = min(
             _FIRST_BACKOFF_SECONDS * 2 ** (self._deaths_in_a_row - 1), _LONGEST_BACKOFF_SECONDS
         )
-        _log.error("the engine died (%s); it starts again", _describe(return_code))
+        _log.error("%s died (%s); it starts again", self._share.name, _describe(return_code))
         await asyncio.sleep(delay)
         if self._state in (EngineState.STARTING, EngineState.RESTARTING):
             self._launch()

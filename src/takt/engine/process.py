@@ -146,6 +146,8 @@ def main(arguments: list[str], make_core: MakeCore) -> int:
     if order.placement is not None:
         # The server has left these CPUs, and what it starts would be where it is.
         os.sched_setaffinity(0, (*order.placement.engine, *order.placement.server))
+    elif order.cpus is not None:
+        os.sched_setaffinity(0, order.cpus)
     logging.basicConfig(level=order.log_level, format="%(levelname)s %(name)s: %(message)s")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     socket = pair_socket(context)

@@ -9,6 +9,10 @@ from takt.engine.messages import AddRequest, RequestOutput
 from takt.errors import EngineDeadError
 
 
+class WithdrawnError(Exception):
+    """The request was taken from its engine, to go on elsewhere."""
+
+
 class Stream:
     """Outputs of one request, all choices; one reader, woken at most once per step."""
 
@@ -25,6 +29,10 @@ class Stream:
     def is_complete(self) -> bool:
         """Whether every choice has ended, read or not."""
         return self._num_open == 0
+
+    @property
+    def has_unread(self) -> bool:
+        return bool(self._outputs)
 
     def put(self, output: RequestOutput) -> None:
         self._outputs.append(output)
@@ -85,6 +93,16 @@ class Streams:
         if self._streams.get(stream.request_id) is stream:
             del self._streams[stream.request_id]
             self._num_choices -= stream.num_choices
+
+    def withdraw(self, request_id: str) -> bool:
+        """Ends a request whose reader has all that came with a `WithdrawnError`; False if there is
+        something left to read, or no such request."""
+        stream = self._streams.get(request_id)
+        if stream is None or stream.has_unread:
+            return False
+        self.remove(stream)
+        stream.fail(WithdrawnError())
+        return True
 
     def dispatch(self, outputs: list[RequestOutput], step_id: int) -> None:
         """Hands each output to its stream; those of requests that were given up are dropped."""

@@ -29,6 +29,8 @@ class LaunchOrder(msgspec.Struct, frozen=True):
     config: dict[str, dict[str, Any]]
     placement: Placement | None = None
     """Which CPUs the server leaves to the engine; None where they share all."""
+    cpus: tuple[int, ...] | None = None
+    """Without a placement, CPUs that the engine keeps to; None: it may use any."""
 
 
 def order_path(directory: Path, epoch: int) -> Path:

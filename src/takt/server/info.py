@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import to_builtins
@@ -10,9 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import takt
+from takt.engine.client import EngineState, ReplicaStatus
 from takt.errors import InvalidRequestError
 from takt.observe.ledger.ledger import NUM_KEPT
 from takt.observe.ledger.report import NUM_WORST, report
+from takt.observe.metrics import Metrics
 from takt.server.answers import check_num_messages, json_response, read_request
 from takt.server.chat_messages import num_message_chars
 from takt.server.errors import HttpError, unavailable
@@ -99,7 +102,7 @@ async def health(request: Request, state: ServerState) -> Response:
 
 
 async def show_engine(request: Request, state: ServerState) -> Response:
-    """What runs: the model, the sizes of the engine and its precision policy."""
+    """What runs: the model, the sizes of the engine, its precision policy, and its replicas."""
     model = _loaded(state)
     engine = model.engine.info
     return json_response(
@@ -115,6 +118,7 @@ async def show_engine(request: Request, state: ServerState) -> Response:
             "num_threads": engine.num_threads,
             "pipeline": None if engine.pipeline is None else to_builtins(engine.pipeline),
             "load_seconds": round(engine.load_seconds, 3),
+            "replicas": [_replica(status) for status in model.engine.replicas],
         }
     )
 
@@ -128,6 +132,8 @@ async def metrics(request: Request, state: ServerState) -> Response:
     if not state.is_ready or not state.num_in_flight:
         state.metrics.set_idle()
     state.metrics.settle()
+    if state.model is not None:
+        _show_replicas(state.metrics, state.model.engine.replicas)
     state.ledger.settle()
     return Response(
         generate_latest(state.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
@@ -146,6 +152,34 @@ async def slo(request: Request, state: ServerState) -> Response:
             f"worst must be a number from 0 to {NUM_KEPT}, got {worst[:32]!r}", param="worst"
         )
     return json_response(report(state.ledger, state.clock.now_ns(), int(worst)))
+
+
+def _replica(status: ReplicaStatus) -> dict[str, Any]:
+    return {
+        "replica": status.number,
+        "state": status.state.value,
+        "num_restarts": status.num_restarts,
+        "num_outstanding": status.num_outstanding,
+        "num_offloaded": status.num_offloaded,
+        "pid": status.pid,
+        "num_kv_tokens": None if status.info is None else status.info.num_kv_tokens,
+    }
+
+
+def _show_replicas(metrics: Metrics, replicas: Sequence[ReplicaStatus]) -> None:
+    """What each engine says of itself, and that one which is gone holds nothing."""
+    for status, engine in zip(replicas, metrics.engines, strict=True):
+        engine.set_totals(
+            num_restarts=status.num_restarts, num_offloaded=status.num_offloaded
+        )
+        if status.info is not None:
+            info = status.info
+            engine.set_info(info.precision)
+            engine.set_cache(
+                info.kv_cache_dtype, info.kv_block_size, info.kv_num_blocks, info.kv_block_bytes
+            )
+        if status.state is not EngineState.READY:
+            engine.set_idle()
 
 
 def _tokenize(fields: TokenizeRequest, model: ServedModel) -> list[int]:

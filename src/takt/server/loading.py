@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from takt.config import EngineConfig, ServerOptions
-from takt.engine.proc_client import ProcessEngineClient
+from takt.engine.client import EngineClient
 from takt.loading.base import Tokenizer
 from takt.loading.checkpoint import open_checkpoint
 from takt.loading.hub import resolve_model
@@ -86,7 +86,7 @@ async def in_daemon_thread(work: Callable[[], ResultT]) -> ResultT:
 
 
 def served_model(
-    text_side: TextSide, client: ProcessEngineClient, engine: EngineConfig, server: ServerOptions
+    text_side: TextSide, client: EngineClient, engine: EngineConfig, server: ServerOptions
 ) -> ServedModel:
     return ServedModel(
         names=model_names(engine, server),
@@ -96,7 +96,10 @@ def served_model(
         created=int(time.time()),
         max_logprobs=engine.scheduler.max_logprobs,
         default_max_tokens=engine.scheduler.default_max_tokens,
-        max_outstanding=engine.scheduler.max_num_seqs + engine.scheduler.max_num_waiting,
+        max_outstanding=(
+            (engine.scheduler.max_num_seqs + engine.scheduler.max_num_waiting)
+            * engine.parallel.data_parallel_size
+        ),
         has_priorities=engine.scheduler.policy != "fcfs",
         keeps_targets=engine.scheduler.policy == "pace",
         max_token_chars=text_side.max_token_chars,

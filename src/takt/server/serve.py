@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -21,6 +22,7 @@ from rich.console import Console
 from takt.config import EngineConfig, ServerOptions
 from takt.engine.messages import StepStats
 from takt.engine.proc_client import ProcessEngineClient
+from takt.engine.replicas import ReplicatedEngineClient
 from takt.errors import ConfigError, EngineStartError, TaktError
 from takt.observe.ledger.ledger import SLO
 from takt.observe.metrics import Metrics
@@ -87,13 +89,16 @@ class _Service:
         self._options = options
         self._bound = bound
         self._console = console
-        self._metrics = Metrics(CollectorRegistry(), model_names(engine, options)[0])
+        self._num_engines = engine.parallel.data_parallel_size
+        self._metrics = Metrics(
+            CollectorRegistry(), model_names(engine, options)[0], self._num_engines
+        )
         targets = SLO(engine.scheduler.slo_itl_p99_ms, engine.scheduler.slo_ttft_p99_ms)
         self._state = ServerState(options, self._metrics, targets)
         self._metrics.watch_in_flight(lambda: self._state.num_in_flight)
         self._step_log = StepLog(Path(options.step_log)) if options.step_log else None
         self._http = make_http_server(build_app(self._state), options)
-        self._client: ProcessEngineClient | None = None
+        self._client: ProcessEngineClient | ReplicatedEngineClient | None = None
         self._housekeeping = Housekeeping(self._state)
         self._num_signals = 0
         self._stop = asyncio.Event()
@@ -134,7 +139,11 @@ class _Service:
 
         with show_progress(self._console) as on_progress:
             text_side = await load_text_side(self._engine, self._options, on_progress)
-            client = ProcessEngineClient(
+            make_client: Callable[..., ProcessEngineClient | ReplicatedEngineClient]
+            make_client = ProcessEngineClient
+            if self._num_engines > 1:
+                make_client = partial(ReplicatedEngineClient, make_client=ProcessEngineClient)
+            client = make_client(
                 self._engine,
                 on_progress,
                 on_step=_observer(self._housekeeping.on_step, self._step_log),
@@ -145,15 +154,9 @@ class _Service:
             if client.placement is not None:
                 # Of this thread, and of those that it starts.
                 os.sched_setaffinity(0, client.placement.server)
-            self._metrics.watch_engine_restarts(lambda: max(client.epoch - 1, 0))
             await client.start()
-        info = client.info
-        self._metrics.set_cache(
-            info.kv_cache_dtype, info.kv_block_size, info.kv_num_blocks, info.kv_block_bytes
-        )
         self._state.model = served_model(text_side, client, self._engine, self._options)
         self._state.phase = Phase.SERVING
-        self._metrics.set_engine_info(client.info.precision)
         self._housekeeping.start()
         self._announce()
         await died.wait()
@@ -205,8 +208,8 @@ class _Service:
         if self._client is not None:
             info = self._client.info
             self._console.print(
-                f"{model}: context {info.max_model_len} tokens, KV pool "
-                f"{info.num_kv_tokens} tokens ({info.kv_cache_bytes / 2**20:.0f} MiB of "
+                f"{model}: {_replicas(self._num_engines)}context {info.max_model_len} tokens, "
+                f"KV pool {info.num_kv_tokens} tokens ({info.kv_cache_bytes / 2**20:.0f} MiB of "
                 f"{info.kv_cache_dtype}), "
                 f"{info.num_threads} threads, loaded in {info.load_seconds:.1f} s",
                 soft_wrap=True,
@@ -222,6 +225,10 @@ class _Service:
             soft_wrap=True,
             markup=False,
         )
+
+
+def _replicas(count: int) -> str:
+    return "" if count == 1 else f"{count} replicas, each: "
 
 
 def _observer(

@@ -86,7 +86,12 @@ class ServerState:
         )
         self.metrics.watch_idempotency(lambda: self.idempotency.num_kept_bytes)
 
-        self.ledger = Ledger(self.clock, self.slo, on_gaps=self.metrics.observe_gaps)
+        self.ledger = Ledger(
+            self.clock,
+            self.slo,
+            on_gaps=self.metrics.observe_gaps,
+            num_engines=len(self.metrics.engines),
+        )
         self.metrics.watch_ledger(self.ledger)
 
     @property

@@ -10,6 +10,7 @@ from takt.observe.step_log import LoggedStep
 from takt.plan.simulate.arrivals import Arrival
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.scheduler.step_time import StepFeatures, StepTimeModel
+from takt.types.step_ids import replica_of
 from takt.verify.measurement import Measurement, OnProgress, Target, keep_busy
 from takt.verify.service import Service, ServiceError
 
@@ -104,12 +105,14 @@ def step_periods(steps: Sequence[LoggedStep]) -> list[tuple[StepFeatures, float]
     the engine does between steps. After idleness, from its own begin.
     """
     samples = []
-    before: LoggedStep | None = None
+    last: dict[int, LoggedStep] = {}
     for step in steps:
         begin_ns = step.schedule_start_ns
+        replica = replica_of(step.step_id)
+        before = last.get(replica)
         if before is not None and before.num_running + before.num_waiting > 0:
             begin_ns = before.update_end_ns
-        before = step
+        last[replica] = step
         features = StepFeatures(
             step.num_decode_seqs,
             step.num_prefill_tokens,

@@ -22,6 +22,7 @@ from takt.observe.ledger.late_tokens import (
 from takt.observe.ledger.step_costs import Floats, RecordedStep, StepCosts
 from takt.observe.ledger.step_model import StepTimes
 from takt.observe.ledger.windows import Windows
+from takt.types.step_ids import STEPS_PER_REPLICA, replica_of
 
 MIN_GAP_TARGET_NS = 12_000_000
 DEFAULT_TTFT_TARGET_NS = 3_000_000_000
@@ -90,11 +91,16 @@ class Ledger:
         *,
         model: StepTimes | None = None,
         on_gaps: Callable[[npt.NDArray[np.int64]], None] | None = None,
+        num_engines: int = 1,
     ) -> None:
-        """`on_gaps` gets all gaps, in nanoseconds, in the batches in which they are settled."""
+        """`on_gaps` gets all gaps, in nanoseconds, in the batches in which they are settled.
+
+        The numbers of steps tell which engine made them.
+        """
         self._clock = clock
         self.slo = slo or SLO()
-        self.steps = StepCosts(model=model)
+        self._engines = [StepCosts(model=model) for _ in range(num_engines)]
+        self.steps = self._engines[0]
         self._on_gaps = on_gaps
         self._gaps = array("q", bytes(8 * _GAP_BUFFER))
         self._num_gaps = 0
@@ -118,8 +124,9 @@ class Ledger:
     # -- while tokens are written ---------------------------------------------------------------
 
     def observe_step(self, step: RecordedStep) -> None:
-        self.steps.add(step)
-        if self.steps.num_unsettled >= MAX_UNSETTLED_STEPS:
+        steps = self._engines[replica_of(step.step_id)]
+        steps.add(step)
+        if steps.num_unsettled >= MAX_UNSETTLED_STEPS:
             self.settle()
 
     def gap(self, gap_ns: int) -> None:
@@ -202,11 +209,12 @@ class Ledger:
     def settle(self) -> None:
         """Splits what was noted; takes some hundred microseconds and a few for each late token."""
         self._settle_gaps()
-        self.steps.settle()
+        for steps in self._engines:
+            steps.settle()
         self._settle_late_gaps()
         self._settle_late_first_tokens()
         if self.slo.itl_p99_ms is None:
-            solo = self.steps.solo_p50_ns + self.steps.host_p50_ns
+            solo = max(steps.solo_p50_ns + steps.host_p50_ns for steps in self._engines)
             self.gap_target_ns = max(MIN_GAP_TARGET_NS, round(SOLO_STEPS * solo))
         self.windows.advance(self._clock.now_ns())
 
@@ -229,7 +237,11 @@ class Ledger:
         rows, request_ids = self._notes.take()
         if not len(rows):
             return
-        splits = split_gaps(rows, self.steps, self.collections())
+        splits = np.zeros((len(rows), NUM_CAUSES))
+        for engine, steps in enumerate(self._engines):
+            own = np.maximum(rows["last_step"] // STEPS_PER_REPLICA, 0) == engine
+            if own.any():
+                splits[own] = split_gaps(rows[own], steps, self.collections())
         self.late_gaps.num += len(rows)
         self.late_gaps.split_ns += splits.sum(axis=0)
         for row, request_id, split in list(zip(rows, request_ids, splits, strict=True))[-NUM_KEPT:]:
@@ -256,7 +268,7 @@ class Ledger:
                 step=note.step,
                 num_own_tokens=note.num_own_tokens,
                 blocked_ns=note.blocked_ns,
-                steps=self.steps,
+                steps=self._engines[max(replica_of(note.step), 0)],
                 collections=self.collections(),
             )
             self.late_first_tokens.num += 1

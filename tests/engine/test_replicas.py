@@ -1,0 +1,248 @@
+"""Several engines behind one client: tokens, deaths, aborts and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from core_driver import engine_config, request
+from engine_process import COMMAND, expected, make_request, run
+
+from takt.config import ParallelOptions
+from takt.engine.client import EngineState
+from takt.engine.messages import AddRequest
+from takt.engine.proc_client import ProcessEngineClient
+from takt.engine.replicas import ReplicatedEngineClient
+from takt.errors import EngineDeadError, EngineStartError, OverloadedError
+from takt.types.step_ids import replica_of
+
+
+@asynccontextmanager
+async def replicas(
+    behaviour: str = "fake", *, size: int = 2, on_dead: Any = None, on_step: Any = None, **options: Any
+) -> AsyncIterator[ReplicatedEngineClient]:
+    config = replace(
+        engine_config(model=behaviour, **options),
+        parallel=ParallelOptions(data_parallel_size=size),
+    )
+    client = ReplicatedEngineClient(
+        config,
+        on_dead=on_dead,
+        on_step=on_step,
+        make_client=partial(ProcessEngineClient, command=COMMAND),
+    )
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def collect(
+    client: ReplicatedEngineClient, asked: AddRequest, tokens: list[list[int]] | None = None
+) -> list[list[int]]:
+    """Tokens of each choice; they are in `tokens` as they come."""
+    tokens = [] if tokens is None else tokens
+    tokens[:] = [[] for _ in range(asked.sampling.n)]
+    async for output in client.generate(asked):
+        tokens[output.choice] += output.token_ids
+    return tokens
+
+
+async def all_ready(client: ReplicatedEngineClient) -> None:
+    while any(status.state is not EngineState.READY for status in client.replicas):
+        await asyncio.sleep(0.005)
+
+
+def test_both_replicas_serve_and_nothing_is_mixed_up() -> None:
+    async def work() -> None:
+        rng = random.Random(3)
+        steps: Counter[int] = Counter()
+        async with replicas(on_step=lambda s: steps.update([replica_of(s.step_id)])) as client:
+            asked = [make_request(f"r{i}", rng, n=rng.choice([1, 1, 3])) for i in range(80)]
+            answers = await asyncio.gather(*(collect(client, each) for each in asked))
+            assert answers == [expected(each) for each in asked]
+            assert client.num_outstanding == 0
+        assert set(steps) == {0, 1}
+
+    run(work())
+
+
+def test_a_lost_replicas_requests_go_on_elsewhere_if_nothing_was_streamed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    async def work() -> None:
+        rng = random.Random(4)
+        async with replicas("fake:sleep=4", max_num_seqs=2) as client:
+            for victim in (0, 1):
+                await all_ready(client)
+                asked = [
+                    make_request(f"{victim}-{i}", rng, max_tokens=30, ignore_eos=True)
+                    for i in range(12)
+                ]
+                tokens: list[list[list[int]]] = [[] for _ in asked]
+                tasks = [
+                    asyncio.create_task(collect(client, each, got))
+                    for each, got in zip(asked, tokens, strict=True)
+                ]
+                while sum(bool(got and got[0]) for got in tokens) < 4:
+                    await asyncio.sleep(0.001)
+                status = client.replicas[victim]
+                assert status.pid is not None
+                assert status.num_outstanding == 6
+                os.kill(status.pid, signal.SIGKILL)
+                streamed = [bool(got[0]) for got in tokens]
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+                told = [isinstance(result, EngineDeadError) for result in results]
+                assert 1 <= sum(told) <= 4, "those that ran there"
+                for each, result, was_streamed, is_told in zip(
+                    asked, results, streamed, told, strict=True
+                ):
+                    if is_told:
+                        assert was_streamed
+                        assert f"replica {victim} died (SIGKILL)" in str(result)
+                    else:
+                        assert result == expected(each)
+                assert client.state is EngineState.READY
+            await all_ready(client)
+            assert [status.num_restarts for status in client.replicas] == [1, 1]
+            asked = [make_request(f"last{i}", rng) for i in range(4)]
+            answers = await asyncio.gather(*(collect(client, each) for each in asked))
+            assert answers == [expected(each) for each in asked]
+
+    run(work())
+
+
+def test_a_request_that_kills_two_engines_is_not_given_a_third() -> None:
+    async def work() -> None:
+        async with replicas("fake:die-after=1", size=3) as client:
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await collect(client, request("a", [1, 2], max_tokens=4))
+            states = [status.state for status in client.replicas]
+            assert states.count(EngineState.READY) == 1
+            assert client.state is EngineState.READY
+
+    run(work())
+
+
+def test_with_no_replica_left_there_is_an_error_and_then_service() -> None:
+    async def work() -> None:
+        async with replicas("fake:sleep=2") as client:
+            asked = request("a", [1, 2], max_tokens=200, ignore_eos=True)
+            tokens: list[list[int]] = []
+            task = asyncio.create_task(collect(client, asked, tokens))
+            while not (tokens and tokens[0]):
+                await asyncio.sleep(0.001)
+            for status in client.replicas:
+                assert status.pid is not None
+                os.kill(status.pid, signal.SIGKILL)
+            with pytest.raises(EngineDeadError):
+                await task
+            while client.state is EngineState.READY:
+                await asyncio.sleep(0.001)
+            assert client.state is EngineState.RESTARTING
+            with pytest.raises(EngineDeadError, match="no replica"):
+                await collect(client, request("b", [1], max_tokens=1))
+            await all_ready(client)
+            again = request("c", [1, 2], max_tokens=4)
+            assert await collect(client, again) == expected(again)
+
+    run(work())
+
+
+def test_deaths_in_a_row_end_it_and_name_the_replica() -> None:
+    async def work() -> None:
+        last_words: list[str] = []
+        async with replicas("fake:die-after=1", on_dead=last_words.append) as client:
+            attempt = 0
+            while not last_words:
+                attempt += 1
+                try:
+                    await collect(client, request(f"r{attempt}", [1, 2], max_tokens=4))
+                except EngineDeadError:
+                    await asyncio.sleep(0.02)
+            assert "died 3 times in a row" in last_words[0]
+            assert last_words[0].startswith("replica ")
+
+    run(work())
+
+
+def test_a_replica_that_cannot_start_ends_the_start_with_its_error() -> None:
+    async def work() -> None:
+        with pytest.raises(EngineStartError, match="--max-model-len 9 is wrong"):
+            async with replicas("fake:refuse"):
+                pass
+
+    run(work())
+
+
+def test_aborts_reach_the_right_replica() -> None:
+    async def work() -> None:
+        async with replicas("fake:sleep=2") as client:
+            asked = [
+                request(f"r{i}", [i + 1, 2], max_tokens=200, ignore_eos=True) for i in range(4)
+            ]
+            streams = [client.generate(each) for each in asked]
+            firsts = await asyncio.gather(*(anext(stream) for stream in streams))
+            assert all(output.token_ids for output in firsts)
+            assert [status.num_outstanding for status in client.replicas] == [2, 2]
+            for each, stream in zip(asked, streams, strict=True):
+                client.abort(each.request_id)
+                reasons = [output.finish_reason async for output in stream]
+                assert reasons[-1] == "abort"
+            closed = client.generate(request("closed", [1], max_tokens=200, ignore_eos=True))
+            await anext(closed)
+            await closed.aclose()
+            assert client.num_outstanding == 0
+            client.abort("nobody")
+
+    run(work())
+
+
+def test_a_request_is_refused_only_if_no_replica_takes_it() -> None:
+    async def work() -> None:
+        limits = {"max_num_seqs": 1, "max_num_waiting": 1}
+        async with replicas("fake:sleep=5", **limits) as client:
+            asked = [
+                request(f"r{i}", [i + 1], max_tokens=100, ignore_eos=True) for i in range(4)
+            ]
+            tasks = [asyncio.create_task(collect(client, each)) for each in asked]
+            await asyncio.sleep(0.05)
+            assert [status.num_outstanding for status in client.replicas] == [2, 2]
+            with pytest.raises(OverloadedError, match="--max-num-waiting"):
+                await collect(client, request("more", [1], max_tokens=1))
+            for each in asked:
+                client.abort(each.request_id)
+            await asyncio.gather(*tasks)
+            last = request("last", [1], max_tokens=2)
+            assert await collect(client, last) == expected(last)
+
+    run(work())
+
+
+def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
+    async def work() -> None:
+        async with replicas() as client:
+            shared = list(range(1, 65))
+            cached = []
+            for i in range(6):
+                other = request(f"other{i}", [100 + i] * 20, max_tokens=2)
+                await collect(client, other)
+                asked = request(f"shared{i}", [*shared, 500 + i], max_tokens=2)
+                outputs = [output async for output in client.generate(asked)]
+                cached.append(outputs[0].num_cached_tokens)
+            assert cached == [0, 64, 64, 64, 64, 64]
+
+    run(work())
