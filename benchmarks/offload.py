@@ -88,7 +88,7 @@ async def one_request(
             if num_tokens >= num_wanted:
                 break
     finally:
-        await outputs.aclose()  # type: ignore[attr-defined]
+        await outputs.aclose()
     outcome.whole_ms.append((last - start) * 1e3)
 
 
@@ -110,9 +110,7 @@ async def run(options: argparse.Namespace, round_number: int, *, offloads: bool)
             own = [rng.randrange(100, 40_000) for _ in range(OWN_TOKENS)]
             request = AddRequest(f"r{number}", [*prefixes[tenant], *own], sampling)
             num_wanted = rng.randint(*(SHORT if tenant else LONG))
-            tasks.append(
-                asyncio.create_task(one_request(client, request, num_wanted, outcome))
-            )
+            tasks.append(asyncio.create_task(one_request(client, request, num_wanted, outcome)))
             await asyncio.sleep(rng.expovariate(options.rate))
         await asyncio.gather(*tasks)
         outcome.num_offloaded = sum(status.num_offloaded for status in client.replicas)

@@ -1,6 +1,6 @@
 """Decoding on ranks against one process with one thread, on this machine, in turns.
 
-    python benchmarks/ranks.py             Gemma 3 270M, TP 2 x PP 4 x DP 2: 32 sequences, context 256
+    python benchmarks/ranks.py             Gemma 3 270M, TP 2 x PP 4 x DP 2: 32 sequences at 256
     python benchmarks/ranks.py --quick     short contexts and few tokens: a check that it runs
     python benchmarks/ranks.py -dp 1       eight ranks
 
@@ -97,9 +97,7 @@ def of_one_process(core: EngineCore, options: argparse.Namespace, turn: int) -> 
     return meter.seconds_per_token
 
 
-async def of_ranks(
-    client: ReplicatedEngineClient, options: argparse.Namespace, turn: int
-) -> float:
+async def of_ranks(client: ReplicatedEngineClient, options: argparse.Namespace, turn: int) -> float:
     meter = Meter()
 
     async def read(request: AddRequest) -> None:

@@ -19,6 +19,8 @@ class BlockCopy final : public Instruction {
   size_t staged_bytes(const ProgramPlan&, const TileGrid&) const override { return 0; }
   int64_t tile_work(const StepContext& step, const TileGrid& grid) const override;
   bool writes_kv() const override { return true; }
+  // A later copy may write what an earlier one has read.
+  bool may_redo() const override { return false; }
 
  private:
   std::shared_ptr<const KVPool> kv_;

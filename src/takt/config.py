@@ -15,6 +15,8 @@ _DEEPEST = 4
 MAX_TARGET_MS = 1e9
 """Targets beyond it, some eleven days, promise nothing."""
 
+MAX_HOST_GIB = 2.0**20
+
 
 def _option(default: Any, help_text: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": help_text, **extra})
@@ -79,6 +81,11 @@ class CacheOptions:
     )
     enable_prefix_caching: bool = _option(
         True, "Compute equal beginnings of prompts once and share their KV."
+    )
+    kv_offloading_size: float | None = _option(
+        None,
+        "GiB of host memory for cached prefixes that go out of use; a replica that is short of "
+        "memory copies its cold ones there.",
     )
     kv_reservation: str = _option(
         "full",
@@ -258,6 +265,11 @@ class EngineConfig:
             raise ConfigError(
                 "--gpu-memory-utilization must be above 0 and at most 1, "
                 f"got {self.cache.gpu_memory_utilization}"
+            )
+        host_gib = self.cache.kv_offloading_size
+        if host_gib is not None and not 0 <= host_gib < MAX_HOST_GIB:
+            raise ConfigError(
+                f"--kv-offloading-size must be between 0 and {MAX_HOST_GIB:g} GiB, got {host_gib}"
             )
         if self.scheduler.max_logprobs < 0:
             raise ConfigError(

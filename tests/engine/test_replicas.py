@@ -29,7 +29,13 @@ from takt.types.step_ids import replica_of
 
 @asynccontextmanager
 async def replicas(
-    behaviour: str = "fake", *, size: int = 2, on_dead: Any = None, on_step: Any = None, **options: Any
+    behaviour: str = "fake",
+    *,
+    size: int = 2,
+    on_dead: Any = None,
+    on_step: Any = None,
+    max_engine_deaths: int = 3,
+    **options: Any,
 ) -> AsyncIterator[ReplicatedEngineClient]:
     config = replace(
         engine_config(model=behaviour, **options),
@@ -39,6 +45,7 @@ async def replicas(
         config,
         on_dead=on_dead,
         on_step=on_step,
+        max_engine_deaths=max_engine_deaths,
         make_client=partial(ProcessEngineClient, command=COMMAND),
     )
     await client.start()
@@ -101,7 +108,7 @@ def test_a_lost_replicas_requests_go_on_elsewhere_if_nothing_was_streamed(
                     await asyncio.sleep(0.001)
                 status = client.replicas[victim]
                 assert status.pid is not None
-                assert status.num_outstanding == 6
+                assert status.num_outstanding > 2, "more than run at a time"
                 os.kill(status.pid, signal.SIGKILL)
                 streamed = [bool(got[0]) for got in tokens]
                 results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -127,12 +134,20 @@ def test_a_lost_replicas_requests_go_on_elsewhere_if_nothing_was_streamed(
 
 def test_a_request_that_kills_two_engines_is_not_given_a_third() -> None:
     async def work() -> None:
-        async with replicas("fake:die-after=1", size=3) as client:
+        last_words: list[str] = []
+        async with replicas(
+            "fake:die-after=1", size=3, on_dead=last_words.append, max_engine_deaths=1
+        ) as client:
             with pytest.raises(EngineDeadError, match="SIGKILL"):
                 await collect(client, request("a", [1, 2], max_tokens=4))
             states = [status.state for status in client.replicas]
             assert states.count(EngineState.READY) == 1
             assert client.state is EngineState.READY
+            while len(last_words) < 2:
+                await asyncio.sleep(0.005)
+        for sentence in last_words:
+            assert sentence.startswith("replica "), "the server ends with it"
+            assert "died 1 times in a row" in sentence
 
     run(work())
 
@@ -162,23 +177,6 @@ def test_with_no_replica_left_there_is_an_error_and_then_service() -> None:
     run(work())
 
 
-def test_deaths_in_a_row_end_it_and_name_the_replica() -> None:
-    async def work() -> None:
-        last_words: list[str] = []
-        async with replicas("fake:die-after=1", on_dead=last_words.append) as client:
-            attempt = 0
-            while not last_words:
-                attempt += 1
-                try:
-                    await collect(client, request(f"r{attempt}", [1, 2], max_tokens=4))
-                except EngineDeadError:
-                    await asyncio.sleep(0.02)
-            assert "died 3 times in a row" in last_words[0]
-            assert last_words[0].startswith("replica ")
-
-    run(work())
-
-
 def test_a_replica_that_cannot_start_ends_the_start_with_its_error() -> None:
     async def work() -> None:
         with pytest.raises(EngineStartError, match="--max-model-len 9 is wrong"):
@@ -188,44 +186,34 @@ def test_a_replica_that_cannot_start_ends_the_start_with_its_error() -> None:
     run(work())
 
 
-def test_aborts_reach_the_right_replica() -> None:
+def test_a_request_is_refused_only_if_no_replica_takes_it_and_aborts_reach_the_right_one() -> None:
     async def work() -> None:
-        async with replicas("fake:sleep=2") as client:
-            asked = [
-                request(f"r{i}", [i + 1, 2], max_tokens=200, ignore_eos=True) for i in range(4)
-            ]
+        limits = {"max_num_seqs": 2, "max_num_waiting": 1}
+        async with replicas("fake:sleep=2", **limits) as client:
+            asked = [request(f"r{i}", [i + 1], max_tokens=200, ignore_eos=True) for i in range(4)]
             streams = [client.generate(each) for each in asked]
             firsts = await asyncio.gather(*(anext(stream) for stream in streams))
             assert all(output.token_ids for output in firsts)
             assert [status.num_outstanding for status in client.replicas] == [2, 2]
-            for each, stream in zip(asked, streams, strict=True):
+            waiting = [
+                asyncio.create_task(collect(client, request(f"w{i}", [9], max_tokens=200)))
+                for i in range(2)
+            ]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert [status.num_outstanding for status in client.replicas] == [3, 3]
+            with pytest.raises(OverloadedError, match="--max-num-waiting"):
+                await collect(client, request("more", [1], max_tokens=1))
+            for each, stream in zip(asked[1:], streams[1:], strict=True):
                 client.abort(each.request_id)
                 reasons = [output.finish_reason async for output in stream]
                 assert reasons[-1] == "abort"
-            closed = client.generate(request("closed", [1], max_tokens=200, ignore_eos=True))
-            await anext(closed)
-            await closed.aclose()
-            assert client.num_outstanding == 0
+            await streams[0].aclose()
+            for i, task in enumerate(waiting):
+                client.abort(f"w{i}")
+                await task
             client.abort("nobody")
-
-    run(work())
-
-
-def test_a_request_is_refused_only_if_no_replica_takes_it() -> None:
-    async def work() -> None:
-        limits = {"max_num_seqs": 1, "max_num_waiting": 1}
-        async with replicas("fake:sleep=5", **limits) as client:
-            asked = [
-                request(f"r{i}", [i + 1], max_tokens=100, ignore_eos=True) for i in range(4)
-            ]
-            tasks = [asyncio.create_task(collect(client, each)) for each in asked]
-            await asyncio.sleep(0.05)
-            assert [status.num_outstanding for status in client.replicas] == [2, 2]
-            with pytest.raises(OverloadedError, match="--max-num-waiting"):
-                await collect(client, request("more", [1], max_tokens=1))
-            for each in asked:
-                client.abort(each.request_id)
-            await asyncio.gather(*tasks)
+            assert client.num_outstanding == 0
             last = request("last", [1], max_tokens=2)
             assert await collect(client, last) == expected(last)
 

@@ -32,9 +32,7 @@ async def generate(path: Path, tensor_parallel_size: int) -> tuple[list[list[int
         model=ModelConfigOptions(model=str(path), dtype="float32", max_model_len=256),
         cache=CacheOptions(kv_cache_memory_bytes=16 << 20),
         scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=32),
-        parallel=ParallelOptions(
-            tensor_parallel_size=tensor_parallel_size, data_parallel_size=2
-        ),
+        parallel=ParallelOptions(tensor_parallel_size=tensor_parallel_size, data_parallel_size=2),
     )
     seen: set[int] = set()
     client = ReplicatedEngineClient(config, on_step=lambda s: seen.add(replica_of(s.step_id)))

@@ -132,5 +132,5 @@ def test_any_moves_keep_the_rules(seed: int) -> None:
 
 
 def test_shares_are_checked() -> None:
-    with pytest.raises(ConfigError, match="hot_share lies between 0 and 1, got 1.5"):
+    with pytest.raises(ConfigError, match=r"hot_share lies between 0 and 1, got 1\.5"):
         OffloadPolicy(hot_share=1.5)

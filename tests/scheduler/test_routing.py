@@ -159,14 +159,21 @@ def test_a_full_replica_is_worse_than_one_with_room() -> None:
     assert first(routes, prompt(500, 10), [0, 1], max_tokens=60) == 1
 
 
+def test_requests_that_have_not_begun_are_a_queue_too() -> None:
+    routes = router(max_num_seqs=2)
+    taken = []
+    for i in range(12):
+        taken.append(first(routes, prompt(20, i), [0, 1]))
+        send(routes, f"{i}", taken[-1], prompt(20, i))
+    assert sorted(taken) == [0] * 6 + [1] * 6
+
+
 def test_a_slow_replica_gets_less_until_it_is_long_ago() -> None:
     routes = router()
     for i in range(50):
         for replica, ms in ((0, 40), (1, 4)):
             begin = i * 100 * MS
-            routes.loads[replica].step(
-                step(schedule_start_ns=begin, update_end_ns=begin + ms * MS)
-            )
+            routes.loads[replica].step(step(schedule_start_ns=begin, update_end_ns=begin + ms * MS))
     now = 50 * 100 * MS
     slow, fast = (one.model.predict_ns(StepFeatures(1, 0, 64, 64)) for one in routes.loads)
     assert slow > 5 * fast

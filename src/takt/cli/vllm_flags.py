@@ -15,7 +15,7 @@ MOE = "mixture-of-experts models are not supported"
 MAMBA = "state-space models are not supported"
 SPECULATIVE = "speculative decoding is not supported"
 CUDA = "there is no CUDA backend yet"
-OFFLOAD = "KV tiers and weight offload are not built yet"
+OFFLOAD = "KV tiers beyond host memory and weight offload are not built yet"
 STRUCTURED = "structured outputs and tool calls are not supported"
 PLUGIN = "code of the user's is never loaded into the engine"
 REMOTE_CODE = "remote code is never run"
@@ -98,7 +98,7 @@ _REFUSED_BY_REASON: dict[str, str] = {
     OFFLOAD: """
         --cpu-offload-gb --cpu-offload-params --ec-manager-config --ec-transfer-config
         --engram-config --kv-cache-dtype-skip-layers --kv-events-config
-        --kv-offloading-backend --kv-offloading-size --kv-sharing-fast-prefill
+        --kv-offloading-backend --kv-sharing-fast-prefill
         --kv-transfer-config --offload-backend --offload-group-size --offload-num-in-group
         --offload-params --offload-prefetch-step --weight-transfer-config
         --aux-output-config""",

@@ -67,6 +67,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         config.cache.enable_prefix_caching,
         max_num_seqs=config.scheduler.max_num_seqs,
         max_model_len=sizes.max_model_len,
+        num_host_blocks=sizes.num_host_blocks,
     )
     learned = None
     if config.scheduler.models_time:
@@ -112,4 +113,5 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         sentinels=model.sentinels,
         pipeline=model.pipeline,
         depth=depth,
+        kv=kv,
     )

@@ -17,6 +17,7 @@ from takt.engine.requests import RequestRules
 from takt.engine.runner import Runner, StepTokens
 from takt.engine.sizing import EngineSizes
 from takt.errors import InvalidRequestError, InvariantError
+from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.load_snapshot import LoadSnapshot
@@ -59,9 +60,11 @@ class EngineCore:
         sentinels: Sequence[int] = (),
         pipeline: PipelineInfo | None = None,
         depth: PipelineDepth | None = None,
+        kv: KVCacheManager,
     ) -> None:
         """`depth` decides how many steps are in flight; None keeps the scheduler's."""
         self._scheduler = scheduler
+        self._kv = kv
         self._runner = runner
         self._rules = rules
         self.sizes = sizes
@@ -87,6 +90,8 @@ class EngineCore:
         """Of the steps in flight, oldest first."""
         self._prefix_cache_queries = 0
         self._prefix_cache_hits = 0
+        self._num_offloaded_blocks = 0
+        self._num_restored_blocks = 0
 
     @property
     def rules(self) -> RequestRules:
@@ -128,6 +133,10 @@ class EngineCore:
                 self._outputs.append(
                     RequestOutput(request_id, request.choice, [], finish_reason="abort")
                 )
+
+    def offload_cold(self, hot_share: float) -> None:
+        """Has the next step copy unused prefixes to host memory, but for the share used last."""
+        self._kv.offload_cold(hot_share)
 
     def step(self) -> StepResult:
         """Starts as many steps as may be in flight, completes the oldest, and reports it."""
@@ -271,6 +280,12 @@ class EngineCore:
             preempted_ids=[request.request_id for request in scheduled.preempted],
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
+        host = self._kv.host
+        if host is not None:
+            stats.num_offloaded_blocks = host.num_offloaded_blocks - self._num_offloaded_blocks
+            stats.num_restored_blocks = host.num_restored_blocks - self._num_restored_blocks
+            self._num_offloaded_blocks = host.num_offloaded_blocks
+            self._num_restored_blocks = host.num_restored_blocks
         self._was_idle = False
         return stats
 

@@ -49,7 +49,7 @@ def divide_host(
     cpus = _in_order(topology)
     whole = place(config.model.num_threads, size * num_ranks, cpus)
     parts = _slices(cpus if whole is None else whole.engine, size)
-    pool_bytes = config.cache.kv_cache_memory_bytes
+    pool_bytes, host_gib = config.cache.kv_cache_memory_bytes, config.cache.kv_offloading_size
     one = replace(
         config,
         model=replace(config.model, num_threads=num_threads),
@@ -57,6 +57,7 @@ def divide_host(
             config.cache,
             kv_cache_memory_bytes=None if pool_bytes is None else max(1, pool_bytes // size),
             gpu_memory_utilization=config.cache.gpu_memory_utilization / size,
+            kv_offloading_size=None if host_gib is None else host_gib / size,
         ),
         parallel=replace(config.parallel, data_parallel_size=1),
     )

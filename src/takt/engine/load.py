@@ -102,7 +102,7 @@ def _load_one_rank(
     decoder = load_decoder(checkpoint, model, ops, precision=precision, on_progress=on_progress)
 
     def make_executor(sizes: EngineSizes) -> Executor:
-        ops.allocate_kv(sizes.kv, sizes.num_blocks)
+        ops.allocate_kv(sizes.kv, sizes.num_blocks_in_memory)
         program = ops.program(
             decoder.forward,
             sizes.limits,

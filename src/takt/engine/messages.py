@@ -31,11 +31,18 @@ class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):
     choice: int | None = None
 
 
+class OffloadBlocks(msgspec.Struct, frozen=True, tag="offload"):
+    """Copies cold prefixes to host memory, where the engine has some."""
+
+    hot_share: float
+    """Of the unused ones, those used last, which stay as they are."""
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     pass
 
 
-EngineCommand = AddRequest | AbortRequests | Shutdown
+EngineCommand = AddRequest | AbortRequests | OffloadBlocks | Shutdown
 
 
 class CommandMessage(msgspec.Struct, frozen=True, array_like=True):
@@ -123,6 +130,9 @@ class StepStats(msgspec.Struct, array_like=True):
     depth follows the load, 0 elsewhere."""
     preempted_ids: list[str] = []
     """Requests that lost their place in this step."""
+    num_offloaded_blocks: int = 0
+    """KV blocks copied to host memory since the step before; and from there."""
+    num_restored_blocks: int = 0
 
 
 class StepMessage(msgspec.Struct, tag="step"):
@@ -165,6 +175,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """The precision policy and what it gave the model, in one line."""
     pipeline: PipelineInfo | None = None
     """Of an engine with several stages."""
+    kv_num_host_blocks: list[int] = []
+    """Of host memory for cold prefixes, by KV group; empty where there is none."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -91,6 +91,7 @@ class Offloading:
         self._router = router
         self._journeys = journeys
         self._looked_ns = [0] * len(router.loads)
+        self._copied_ns = [0] * len(router.loads)
 
     def preempted(self, request_ids: Iterable[str]) -> None:
         """These lost their place in a step."""
@@ -107,6 +108,13 @@ class Offloading:
         if not is_pressed(self.policy, ReplicaPressure(load.memory, load.num_waiting, 0)):
             return False
         self._looked_ns[replica] = now_ns
+        return True
+
+    def may_copy(self, replica: int, now_ns: int) -> bool:
+        """Whether a pressed replica is to copy its cold blocks now."""
+        if now_ns - self._copied_ns[replica] < self.policy.copy_interval_ms * 1e6:
+            return False
+        self._copied_ns[replica] = now_ns
         return True
 
     def moves(self, source: int, alive: Sequence[int], now_ns: int) -> list[Move]:
@@ -143,7 +151,7 @@ class Offloading:
         return Candidate(journey.request.request_id, share, hits)
 
     def _pays(self, source: int) -> Callable[[Candidate, int], bool]:
-        """One that has begun must compute again there what it has here: only if that is worth it."""
+        """One that has begun must compute again there what it has here."""
 
         def pays(candidate: Candidate, destination: int) -> bool:
             journey = self._journeys[candidate.request_id]

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from takt.engine.messages import (
     EngineFailed,
     EngineReady,
     LoadProgress,
+    OffloadBlocks,
     RequestOutput,
     Shutdown,
     StepMessage,
@@ -195,7 +196,7 @@ class ProcessEngineClient:
 
     async def generate(
         self, request: AddRequest, *, is_checked: bool = False
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """`is_checked` says that `check` has just let the request in."""
         if not is_checked:
             self.check(request)
@@ -230,6 +231,11 @@ class ProcessEngineClient:
         """Takes a request back, for another engine to go on with: `generate` then raises
         `WithdrawnError`. False if it cannot be, because something of it is still to be read."""
         return self._streams.withdraw(request_id)
+
+    def offload_blocks(self, hot_share: float) -> None:
+        """Has the engine copy cold prefixes to host memory, where it has some."""
+        if self._child is not None and self._info is not None and self._info.kv_num_host_blocks:
+            self._child.send(OffloadBlocks(hot_share))
 
     # -- supervision --------------------------------------------------------------------------
 

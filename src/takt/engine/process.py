@@ -28,6 +28,7 @@ from takt.engine.messages import (
     EngineFailed,
     EngineReady,
     LoadProgress,
+    OffloadBlocks,
     Shutdown,
     StepMessage,
 )
@@ -130,6 +131,8 @@ class EngineProcess:
                 core.add(request)
             case AbortRequests(request_ids=request_ids, choice=choice):
                 core.abort(request_ids, choice)
+            case OffloadBlocks(hot_share=hot_share):
+                core.offload_cold(hot_share)
             case Shutdown():
                 self._stopping = True
 
@@ -210,6 +213,7 @@ def _serve(
             load=core.load(),
             precision=core.precision,
             pipeline=core.pipeline,
+            kv_num_host_blocks=list(sizes.num_host_blocks),
         )
     )
     try:

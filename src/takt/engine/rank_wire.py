@@ -46,7 +46,7 @@ class RankSizes(msgspec.Struct, frozen=True, tag="sizes"):
         kv = sizes.kv
         return RankSizes(
             limits=sizes.limits,
-            num_blocks=list(sizes.num_blocks),
+            num_blocks=list(sizes.num_blocks_in_memory),
             max_position=sizes.max_model_len,
             kv_groups=[(list(group.layers), group.window) for group in kv.groups],
             num_kv_heads=kv.num_kv_heads,

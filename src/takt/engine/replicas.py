@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -52,7 +52,8 @@ class ReplicatedEngineClient:
 
     A request goes to the replica that would finish it first; where that one does not let it in, to
     the next. One of which nothing has come yet starts again on another replica when its own dies,
-    and one that waits moves where there is more room (`Offloading`). Ready while one replica is. `on_dead` is told when one has died too often.
+    and one that waits moves where there is more room (`Offloading`). Ready while one replica is.
+    `on_dead` is told when one has died too often.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class ReplicatedEngineClient:
         """Sequences that the engines still owe tokens."""
         return sum(replica.client.num_outstanding for replica in self._replicas)
 
-    async def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
+    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         if request.request_id in self._journeys:
             raise ValueError(f"request_id {request.request_id} is in use")
         # The seed is settled here, so that a restarted request gives the same tokens.
@@ -248,7 +249,9 @@ class ReplicatedEngineClient:
         order = self._router.order(journey.route, alive, self._clock.now_ns())
         return [self._replicas[number] for number in order]
 
-    async def _run(self, journey: Journey, replica: _Replica) -> AsyncIterator[RequestOutput]:
+    async def _run(
+        self, journey: Journey, replica: _Replica
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of the request, or of what is left of it, on one replica."""
         assert self._router is not None
         request, load = journey.rest(), replica.load
@@ -282,9 +285,8 @@ class ReplicatedEngineClient:
                 replica.known_epoch = client.epoch
                 if self._router is not None:
                     info = client.info
-                    self._router.restart(
-                        replica.number, info.num_kv_tokens, max(info.kv_num_blocks)
-                    )
+                    num_blocks = max(info.kv_num_blocks) + max(info.kv_num_host_blocks, default=0)
+                    self._router.restart(replica.number, info.num_kv_tokens, num_blocks)
                     replica.load.take(info.load)
             yield replica
 
@@ -306,6 +308,8 @@ class ReplicatedEngineClient:
                 journey = self._journeys[move.request_id]
                 journey.destination, journey.has_moved = move.destination, True
                 self._replicas[source].num_offloaded += 1
+        if self._offloading.may_copy(source, now_ns):
+            self._replicas[source].client.offload_blocks(self._offloading.policy.hot_share)
 
 
 _BEST_FIRST = (

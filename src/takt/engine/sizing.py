@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from takt.config import EngineConfig
 from takt.engine.precision import resolve_kv_dtype
 from takt.errors import ConfigError
+from takt.kvcache.host_tier import MAX_HOST_COPIES
 from takt.kvcache.sizing import peak_blocks
 from takt.types.kv import KVCacheSpec, KVGroupSpec
 from takt.types.step import StepLimits
@@ -32,6 +33,14 @@ class EngineSizes:
     limits: StepLimits
     notice: str | None
     """A line for the user when a default had to be lowered."""
+    num_host_blocks: tuple[int, ...] = ()
+    """Likewise, of host memory for cold prefixes, numbered behind those of the pool; or none."""
+
+    @property
+    def num_blocks_in_memory(self) -> tuple[int, ...]:
+        """Blocks of each KV group, host memory included."""
+        host = self.num_host_blocks or (0,) * len(self.num_blocks)
+        return tuple(own + more for own, more in zip(self.num_blocks, host, strict=True))
 
     @property
     def kv_cache_bytes(self) -> int:
@@ -93,12 +102,14 @@ def plan_sizes(
             f"of {pool_bytes} bytes holds no longer request (see --kv-cache-memory-bytes)"
         )
         demand = replace(demand, max_model_len=fitting)
+    num_blocks = demand.divide(pool_bytes)
     return EngineSizes(
         max_model_len=demand.max_model_len,
         kv=kv,
-        num_blocks=demand.divide(pool_bytes),
+        num_blocks=num_blocks,
         limits=_step_limits(config, kv, demand.max_model_len, vocab_size),
         notice=notice,
+        num_host_blocks=_host_blocks(config, kv, num_blocks),
     )
 
 
@@ -187,6 +198,17 @@ def _too_small(config: EngineConfig, demand: _Demand, pool_bytes: int, fitting: 
     )
 
 
+def _host_blocks(
+    config: EngineConfig, kv: KVCacheSpec, num_blocks: Sequence[int]
+) -> tuple[int, ...]:
+    """Host memory divided over KV groups as the pool is."""
+    if not config.cache.kv_offloading_size:
+        return ()
+    host_bytes = config.cache.kv_offloading_size * 2**30
+    pool_bytes = sum(n * kv.block_bytes(g) for g, n in enumerate(num_blocks))
+    return tuple(int(n * host_bytes / pool_bytes) for n in num_blocks)
+
+
 def _step_limits(
     config: EngineConfig, kv: KVCacheSpec, max_model_len: int, vocab_size: int
 ) -> StepLimits:
@@ -199,7 +221,8 @@ def _step_limits(
         max_num_rows=tokens + seqs,
         max_blocks_per_seq=_ceil_div(max_model_len, kv.block_size),
         num_kv_groups=len(kv.groups),
-        max_num_block_copies=seqs * len(kv.groups),
+        max_num_block_copies=seqs * len(kv.groups)
+        + (MAX_HOST_COPIES if config.cache.kv_offloading_size else 0),
         # Each sequence may penalise every token of its context, and each token once.
         max_num_history=seqs * min(max_model_len, vocab_size),
         max_num_biases=seqs * MAX_BIASES_PER_ROW,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from takt.errors import InvariantError
 from takt.kvcache.free_queue import FreeQueue
 from takt.kvcache.prefix import BlockKey
@@ -84,6 +86,11 @@ class BlockPool:
         if found is key or found == key:
             return block
         return None
+
+    def cold_blocks(self, hot_share: float) -> list[tuple[int, BlockKey]]:
+        """Prefixes that nobody uses, but for the share used last: the least recently used first."""
+        unused = [(b, key) for b in self._free.ids() if (key := self._keys[b]) is not None]
+        return unused[: len(unused) - math.ceil(hot_share * len(unused))]
 
     def forget_unused(self) -> int:
         """Evicts every prefix that nobody uses; returns their number."""

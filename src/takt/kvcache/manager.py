@@ -12,6 +12,7 @@ from takt.errors import InvariantError
 from takt.kvcache.block_copy import BlockCopy
 from takt.kvcache.block_pool import BlockPool
 from takt.kvcache.block_tables import NO_BLOCK, BlockTables
+from takt.kvcache.host_tier import HostTier
 from takt.kvcache.prefix import PrefixChain
 from takt.kvcache.sizing import blocks_for_tokens
 from takt.types.kv import KVCacheSpec
@@ -48,8 +49,9 @@ class KVCacheManager:
     """Owns the pools and the block tables of sequences, each named by an opaque, hashable id.
 
     Every sequence has one table per KV group, all of equal length. `num_blocks[g]` is the size of
-    the pool of group g. Tables are made for `max_num_seqs` sequences of `max_model_len` tokens;
-    without these they grow with what comes.
+    the pool of group g; `num_host_blocks[g]` blocks of host memory are numbered behind it. Tables
+    are made for `max_num_seqs` sequences of `max_model_len` tokens; without these they grow with
+    what comes.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class KVCacheManager:
         *,
         max_num_seqs: int = 1,
         max_model_len: int = 1,
+        num_host_blocks: Sequence[int] = (),
     ) -> None:
         if len(num_blocks) != len(spec.groups):
             raise InvariantError(f"{len(num_blocks)} pool sizes for {len(spec.groups)} KV groups")
@@ -74,6 +77,7 @@ class KVCacheManager:
         self._tables = BlockTables(len(num_blocks), max_num_seqs, width, spec.block_size)
         self._sequences: dict[Hashable, _Sequence] = {}
         self._copies: list[BlockCopy] = []
+        self.host = HostTier(num_blocks, num_host_blocks) if any(num_host_blocks) else None
 
     @property
     def block_size(self) -> int:
@@ -134,6 +138,27 @@ class KVCacheManager:
     def forget_prefixes(self) -> int:
         """Evicts every cached prefix that no sequence uses; returns the number of blocks."""
         return sum(pool.forget_unused() for pool in self.pools)
+
+    def offload_cold(self, hot_share: float) -> None:
+        """Has the next step copy unused prefixes to host memory, but for the share used last.
+
+        The pool's blocks go on holding what they hold until they are handed out for something else.
+        """
+        if self.host is not None:
+            self.host.offload_cold(self.pools, hot_share, self._copies)
+
+    def restore(self, chain: PrefixChain | None, token_ids: Sequence[int]) -> bool:
+        """Brings blocks of a prefix back from host memory; whether there were any. `lookup` finds
+        them then, and the next step makes the copies."""
+        num_blocks = (len(token_ids) - 1) // self.block_size
+        if self.host is None or chain is None or num_blocks < 1:
+            return False
+        chain.extend(token_ids, num_blocks)
+        num_before = self.host.num_restored_blocks
+        for g, (pool, group) in enumerate(zip(self.pools, self.spec.groups, strict=True)):
+            has_gaps = group.window is not None
+            self.host.restore(g, pool, chain.keys[:num_blocks], has_gaps, self._copies)
+        return self.host.num_restored_blocks > num_before
 
     # -- sequences ----------------------------------------------------------------------------
     def create(
@@ -247,6 +272,8 @@ class KVCacheManager:
     def take_copies(self) -> list[BlockCopy]:
         """Copies that appends since the last call asked for; the next step must make them."""
         copies, self._copies = self._copies, []
+        if self.host is not None:
+            self.host.end_step()
         return copies
 
     # -- what a step reads --------------------------------------------------------------------

@@ -50,6 +50,8 @@ class StepStats(Protocol):
     num_redone_tiles: int
     pipeline_depth: int
     kv_unwritten_permille: int
+    num_offloaded_blocks: int
+    num_restored_blocks: int
 
     @property
     def load(self) -> ModelError | None: ...
@@ -79,6 +81,8 @@ class EngineFamilies:
         self.depth_changes = c(
             "pipeline_depth_changes", "Times that the number of steps in flight was changed."
         )
+        self.blocks_offloaded = c("kv_blocks_offloaded", "KV blocks copied to host memory.")
+        self.blocks_restored = c("kv_blocks_restored", "KV blocks copied back from host memory.")
         self.restarts = _GivenCounter(
             "engine_restarts", "Engine processes started in place of a dead one.", registry
         )
@@ -118,7 +122,9 @@ class EngineFamilies:
             "block_bytes",
         )
 
-    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> HistogramFamily:
+    def _histogram(
+        self, name: str, documentation: str, buckets: Sequence[float]
+    ) -> HistogramFamily:
         return HistogramFamily(f"takt_{name}", documentation, _LABELS, buckets, self._registry)
 
     def _counter(self, name: str, documentation: str) -> Counter:
@@ -146,6 +152,8 @@ class EngineMetrics:
         self._depth = families.depth.labels(*labels)
         self._kv_unwritten = families.kv_unwritten.labels(*labels)
         self._last_depth: int | None = None
+        self._blocks_offloaded = families.blocks_offloaded.labels(*labels)
+        self._blocks_restored = families.blocks_restored.labels(*labels)
         self._model_error = families.model_error.labels(*labels)
         self._model_covered = families.model_covered.labels(*labels)
         self._running = families.running.labels(*labels)
@@ -174,6 +182,8 @@ class EngineMetrics:
         depths += [stats.pipeline_depth for stats in steps]
         self._depth_changes.inc(sum(a != b for a, b in itertools.pairwise(depths)))
         self._last_depth = depths[-1]
+        self._blocks_offloaded.inc(sum(stats.num_offloaded_blocks for stats in steps))
+        self._blocks_restored.inc(sum(stats.num_restored_blocks for stats in steps))
         self._show_state(steps[-1])
 
     def _show_state(self, stats: StepStats) -> None:
@@ -245,9 +255,7 @@ class _GivenCounter(Collector):
         yield family
 
     def _family(self) -> CounterMetricFamily:
-        return CounterMetricFamily(
-            f"takt_{self._name}", self._documentation, labels=list(_LABELS)
-        )
+        return CounterMetricFamily(f"takt_{self._name}", self._documentation, labels=list(_LABELS))
 
 
 _LABELS = ("model_name", "engine")

@@ -122,7 +122,7 @@ class Scheduler(ABC):
         return SchedulerOutput(
             step_id=step.step_id,
             scheduled=step.scheduled,
-            block_copies=self._kv.take_copies(),
+            block_copies=self._kv.take_copies() if step.scheduled else [],
             total_num_scheduled_tokens=self._limits.max_num_batched_tokens - step.num_tokens_left,
             num_prefill_tokens=step.num_prefill_tokens,
             preempted=step.preempted,

@@ -31,6 +31,8 @@ class OffloadPolicy:
     are; the others are copied to host memory, where there is some."""
     interval_ms: float = 50.0
     """Least time between two looks at a replica."""
+    copy_interval_ms: float = 500.0
+    """Least time between two times that it is told to copy cold blocks."""
 
     def __post_init__(self) -> None:
         for name in ("memory_threshold", "hot_share"):

@@ -89,6 +89,7 @@ class ReplicaLoad:
         self._requests.clear()
         self._num_computed_tokens = 0
         self._prompt_tokens = self._prompt_seqs = self._prompt_kv = 0
+        self._prompt_output_tokens = 0
         self._seqs = self._kv_tokens = self._left_tokens = 0
         self._final_tokens = self._running_final_tokens = 0
 
@@ -100,6 +101,7 @@ class ReplicaLoad:
         self._prompt_tokens += uncached
         self._prompt_seqs += work.num_seqs
         self._prompt_kv += work.num_seqs * work.num_prompt_tokens
+        self._prompt_output_tokens += work.num_seqs * work.max_tokens
         self._final_tokens += work.num_final_tokens
         self.last_sent_ns = now_ns
 
@@ -163,6 +165,7 @@ class ReplicaLoad:
         self._num_computed_tokens = max(0, self._num_computed_tokens - sent.num_uncached_tokens)
         self._prompt_seqs -= work.num_seqs
         self._prompt_kv -= work.num_seqs * work.num_prompt_tokens
+        self._prompt_output_tokens -= work.num_seqs * work.max_tokens
         self._seqs += work.num_seqs
         self._kv_tokens += work.num_seqs * work.num_prompt_tokens
         self._left_tokens += work.num_seqs * work.max_tokens
@@ -209,9 +212,9 @@ class ReplicaLoad:
     ) -> float:
         """Time in which a request sent now would be finished, the output it may have included.
 
-        It waits for the seats and KV blocks that it lacks, then for the prompts in front of it and
-        its own, without what is cached; then all that is there decodes. Sequences that run have
-        rests evenly spread, so of B with a mean rest of m steps B / 2m end in a step.
+        It waits for the seats and KV blocks that it lacks, which come as sequences in front of it
+        end, at the rate of their number over their length; then for the prompts in front of it and
+        its own, without what is cached; then all that is there decodes.
         """
         model = model or self.model
         own = max(work.num_prompt_tokens - num_cached_tokens, 1)
@@ -222,21 +225,24 @@ class ReplicaLoad:
         )
 
     def _wait_ns(self, work: Work, num_own_tokens: int, model: StepTimes) -> float:
-        if self._seqs <= 0:
+        num_ahead = self._seqs + self._prompt_seqs
+        if not num_ahead:
             return 0.0
-        lack = float(self._seqs + self._prompt_seqs + work.num_seqs - self._max_num_seqs)
+        lack = float(num_ahead + work.num_seqs - self._max_num_seqs)
         if self._num_kv_tokens:
             need = num_own_tokens + work.num_seqs * work.max_tokens * self._output_share
-            promised = self._kv_tokens + self._prompt_kv
-            promised += self._output_share * (self._final_tokens - promised)
+            promised: float = self._kv_tokens + self._prompt_kv
+            promised += self._output_share * (self._left_tokens + self._prompt_output_tokens)
             lack_kv = promised + need - self._num_kv_tokens
-            final = (self._kv_tokens + self._output_share * self._left_tokens) / self._seqs
-            lack = max(lack, lack_kv / max(final, 1.0))
+            lack = max(lack, lack_kv * num_ahead / max(promised, 1.0))
         if lack <= 0:
             return 0.0
-        mean_left = max(self._output_share * self._left_tokens / self._seqs, 1.0)
-        step = StepFeatures(self._seqs, 0, self._kv_tokens, self._kv_tokens)
-        return 2.0 * mean_left * lack / self._seqs * model.predict_ns(step)
+        # Of those that run half is left on average, so twice that is how long they take.
+        length = self._output_share * (2 * self._left_tokens + self._prompt_output_tokens)
+        num_steps = lack * max(length / num_ahead, 1.0) / min(num_ahead, self._max_num_seqs)
+        kv_tokens = self._kv_tokens + self._prompt_kv
+        seqs = min(num_ahead, self._max_num_seqs)
+        return num_steps * model.predict_ns(StepFeatures(seqs, 0, kv_tokens, kv_tokens))
 
     def _prefill_ns(self, work: Work, num_own_tokens: int, model: StepTimes) -> float:
         ahead = max(self._prompt_tokens - self._num_computed_tokens, 0)

@@ -74,6 +74,8 @@ class KVReservation:
             references = self._kv.pools[g].ref_counts
             if short[g] > sum(references[block] > 0 for block in hit.blocks[g]):
                 return None
+        if use_prefix and self._kv.restore(request.prefix, request.token_ids):
+            hit = self._kv.lookup(request.prefix, request.token_ids)
         return hit
 
     def admit(self, request: Request) -> None:

@@ -169,9 +169,7 @@ def _replica(status: ReplicaStatus) -> dict[str, Any]:
 def _show_replicas(metrics: Metrics, replicas: Sequence[ReplicaStatus]) -> None:
     """What each engine says of itself, and that one which is gone holds nothing."""
     for status, engine in zip(replicas, metrics.engines, strict=True):
-        engine.set_totals(
-            num_restarts=status.num_restarts, num_offloaded=status.num_offloaded
-        )
+        engine.set_totals(num_restarts=status.num_restarts, num_offloaded=status.num_offloaded)
         if status.info is not None:
             info = status.info
             engine.set_info(info.precision)
