@@ -52,8 +52,8 @@ struct PassRows {
 void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte* panel,
                   int64_t cols, const PassRows& pass, const ReadAhead& ahead, float* tile) {
   const StreamProduct* stream = kernels.stream[int(type)];
-  for (int i = 0; i < pass.num; i += kMaxStreamRows) {
-    const int used = std::min(pass.num - i, kMaxStreamRows);
+  for (int i = 0; i < pass.num; i += kernels.max_stream_rows) {
+    const int used = std::min(pass.num - i, kernels.max_stream_rows);
     const std::byte* filled[kMaxStreamRows];
     for (int j = 0; j < kMaxStreamRows; ++j) filled[j] = pass.rows[i + std::min(j, used - 1)];
     int size = used;
@@ -69,7 +69,7 @@ bool multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, con
                      const ReadAhead& ahead, float* tiles, const Output& out) {
   static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
   const LinearKernels& kernels = *kTables[isa_index()];
-  if (pass.num <= kMaxStreamRows || panel_spec(type).is_float()) {
+  if (pass.num <= kernels.max_stream_rows || panel_spec(type).is_float()) {
     for (int p = 0; p < panels.num; ++p) {
       const std::byte* panel = panels.first + size_t(p) * panels.panel_bytes;
       float* tile = tiles + p * kPassRows * kPanelRows;

@@ -6,23 +6,35 @@
 namespace takt::TAKT_ISA {
 namespace {
 
-// Rows of a block's innermost loop, whose sums stay in registers.
+// Rows of an innermost loop, whose sums stay in registers: while a panel streams by, and of a block.
 #if defined(__AVX512VNNI__)
-constexpr int kBlockRows = 16;  // of 32 registers; a group's weights take 8
+constexpr int kStreamRows = 12;  // of 32 registers; a group's weights take 8
+constexpr int kBlockRows = 16;
 #elif defined(__AVX2__)
-constexpr int kBlockRows = 4;  // of 16 registers, two for each row; weights are read from the cache
+constexpr int kStreamRows = 4;  // of 16 registers, two for each row; weights are read from the cache
+constexpr int kBlockRows = 4;
 #else
+constexpr int kStreamRows = 4;
 constexpr int kBlockRows = 4;
 #endif
+static_assert(kStreamRows <= kMaxStreamRows);
+
+template <QuantType kType, int kRows>
+constexpr void add_stream(StreamProduct* stream) {
+  if constexpr (kRows <= kStreamRows) stream[kRows] = &quant_product<kType, kRows>;
+}
 
 template <QuantType kType>
 constexpr void fill(LinearKernels& out) {
   if constexpr (!panel_spec(kType).is_float()) {
     StreamProduct* stream = out.stream[int(kType)];
-    stream[1] = &quant_product<kType, 1>;
-    stream[2] = &quant_product<kType, 2>;
-    stream[3] = &quant_product<kType, 3>;
-    stream[4] = &quant_product<kType, 4>;
+    add_stream<kType, 1>(stream);
+    add_stream<kType, 2>(stream);
+    add_stream<kType, 3>(stream);
+    add_stream<kType, 4>(stream);
+    add_stream<kType, 6>(stream);
+    add_stream<kType, 8>(stream);
+    add_stream<kType, 12>(stream);
     out.block[int(kType)] = &block_product<kType, kBlockRows>;
   }
 }
@@ -37,6 +49,7 @@ constexpr void fill_types(LinearKernels& out) {
 
 constexpr LinearKernels make_table() {
   LinearKernels out{};
+  out.max_stream_rows = kStreamRows;
   fill_types<0>(out);
   return out;
 }

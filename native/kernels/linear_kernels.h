@@ -11,7 +11,8 @@ namespace takt {
 // Rows of x that pass a panel before the next panel's turn: their int8 rows fit the second-level
 // cache for K up to some thousands.
 inline constexpr int kPassRows = 256;
-inline constexpr int kMaxStreamRows = 4;
+// Rows that pass while a panel streams by, at most: their sums stay in registers.
+inline constexpr int kMaxStreamRows = 12;
 
 inline constexpr int kBlockPanels = 4;
 
@@ -46,9 +47,10 @@ struct PanelBlock {
 using BlockProduct = void (*)(const PanelBlock& panels, int64_t cols, const std::byte* const* rows,
                               int num_rows, float* tiles);
 
-// stream[type][m] is for m rows; null where a build has no kernel of that size, but never for the
-// largest, kMaxStreamRows. All are null for float types (float_linear.h).
+// stream[type][m] is for m rows; null where a build has no kernel of that size, but never for its
+// largest, max_stream_rows. All are null for float types (float_linear.h).
 struct LinearKernels {
+  int max_stream_rows;
   StreamProduct stream[kNumQuantTypes][kMaxStreamRows + 1];
   BlockProduct block[kNumQuantTypes];
 };

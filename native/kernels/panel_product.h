@@ -153,16 +153,19 @@ void quant_product(const std::byte* panel, int64_t cols, const std::byte* const*
                    const ReadAhead& ahead, float* tile) {
   const Q8Offsets at = q8_offsets(cols);
   F32x16 acc[kRows];
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) acc[i] = zero_f32();
   GroupStream<kType> stream(panel);
   for (int64_t group = 0; group < cols / kGroup; ++group) {
     prefetch_group<kType>(ahead.from(stream.at() + kPrefetchBytes));
     Bytes64 q[8];
     const GroupScales w = stream.next_raised(group, q);
+#pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
       acc[i] = add_group<kType, RaisedDot>(acc[i], q, w, rows[i], at, group);
     }
   }
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; ++i) store(tile + kPanelRows * i, acc[i]);
 }
 
