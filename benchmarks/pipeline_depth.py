@@ -78,7 +78,7 @@ def generate() -> list[TraceRequest]:
     """The trace that is committed."""
     rng = random.Random(SEED)
     requests = []
-    for count, running, prompt, output in ((64, 32, 48, 96), (24, 16, 384, 16), (12, 3, 64, 64)):
+    for count, running, prompt, output in ((96, 32, 48, 96), (24, 16, 384, 16), (12, 3, 64, 64)):
         for _ in range(count):
             num_output = max(2, round(rng.gammavariate(4, output / 4)))
             num_output = min(num_output, 2 * output)
@@ -157,7 +157,7 @@ def run_trace(core: EngineCore, trace: list[TraceRequest], name: str) -> Run:
 def measure(options: argparse.Namespace, pool_bytes: int) -> dict[str, list[Run]]:
     trace = load()
     if options.quick:
-        trace = trace[:6] + trace[64:67] + trace[-2:]
+        trace = trace[:6] + trace[96:99] + trace[-2:]
     names = [*map(str, range(1, options.pp + 2)), "auto"]
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for turn in range(1 if options.quick else NUM_ROUNDS):

@@ -184,7 +184,8 @@ async def run(model: str, layout: tuple[int, int], num_kills: int, seed: int) ->
     await client.start()
     outcomes = []
     try:
-        for turn, kill in enumerate(draw(random.Random(seed), tensor_size * num_stages, num_kills)):
+        rng = random.Random(f"{seed} {tensor_size} x {num_stages}")
+        for turn, kill in enumerate(draw(rng, tensor_size * num_stages, num_kills)):
             work = run_kill(client, kill, turn)
             outcomes.append(await asyncio.wait_for(work, RESTART_SECONDS))
             last = outcomes[-1]

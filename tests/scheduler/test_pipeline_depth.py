@@ -89,6 +89,15 @@ def test_equal_throughput_moves_nothing_where_the_pool_is_free() -> None:
     assert {2, 4} <= set(load.depths), "both ways were tried"
 
 
+def test_a_try_that_is_much_worse_is_short() -> None:
+    rates = {1: 1.0, 2: 2.0, 3: 1.0}
+    load = Load(rates.__getitem__, lambda _: 0.0, first=2, most=3)
+    assert load.run(100)[-1] == 2
+    for depth in (1, 3):
+        num_samples = 1 + DEFAULT_RULES.samples_of_hopeless
+        assert load.depths.count(depth) == num_samples
+
+
 def test_another_load_begins_a_new_search() -> None:
     load = Load(lambda depth: 5.0 - depth, lambda _: 0.1, first=2, most=4)
     assert load.run(100)[-1] == 1

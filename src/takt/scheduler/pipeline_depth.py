@@ -32,6 +32,9 @@ class DepthRules:
     least_gain: float = 0.03
     """By which throughput must rise for a move to be kept. In the high band it may fall by it: what
     the pool gets back is worth that much."""
+    hopeless: float = 0.85
+    """Share of the kept depth's throughput below which a try ends after `samples_of_hopeless`."""
+    samples_of_hopeless: int = 2
     load_change: float = 0.25
     """Relative change of throughput or of running sequences that begins a new search."""
     samples_of_change: int = 3
@@ -154,7 +157,7 @@ class PipelineDepth:
             self._watch(sample)
             return
         self._samples.append(sample)
-        if len(self._samples) < self._rules.samples_per_depth:
+        if len(self._samples) < self._rules.samples_per_depth and not self._is_hopeless():
             return
         rate = statistics.median(one.work_per_ns for one in self._samples)
         num_running = statistics.median(one.num_running for one in self._samples)
@@ -182,6 +185,15 @@ class PipelineDepth:
         if self._band is Band.HIGH and self.depth < self._kept:
             return rate >= self._kept_rate * (1 - gain)
         return rate >= self._kept_rate * (1 + gain)
+
+    def _is_hopeless(self) -> bool:
+        """Whether a try is clearly worse already: it costs as long as it lasts."""
+        return (
+            self._phase is _Phase.TRYING
+            and len(self._samples) >= self._rules.samples_of_hopeless
+            and max(one.work_per_ns for one in self._samples)
+            < self._rules.hopeless * self._kept_rate
+        )
 
     def _next_to_try(self) -> int | None:
         deeper, shallower = self._kept + 1, self._kept - 1
