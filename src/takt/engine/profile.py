@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,10 +22,14 @@ from takt.types.instruction import StepTimes, StepWork
 from takt.types.sampling_params import SamplingParams
 from takt.types.step import StepInput, StepLimits, StepOutput
 
+_log = logging.getLogger(__name__)
+
 OnProgress = Callable[[str, int, int], None]
 
 _WARM_UP_STEPS = 5
 _STEPS_OF_LAYERS = 20
+_MOST_EXCESS = 0.5
+"""A quiet machine's is some percent; twice the least time and more where threads take turns."""
 _LEAST_LEN_OF_LAYERS = 128
 """A quarter of it as context leaves room for these steps and for the starts of all sequences."""
 
@@ -121,15 +126,22 @@ class Profiler:
 
     def layer_costs(self, on_progress: OnProgress) -> LayerCosts | None:
         """Seconds of layers and head in steps of the shape that `modelled_costs` takes, or the
-        nearest that the engine has room for; None if there is too little."""
+        nearest that the engine has room for; None if there is too little, or the machine is busy.
+        """
         sizes = self._core.sizes
         if self._max_model_len < _LEAST_LEN_OF_LAYERS:
             return None
         context = min(CONTEXT, self._max_model_len // 4)
         batch_size = min(ROWS, sizes.limits.max_num_seqs, sizes.num_kv_tokens // (2 * context))
         shape = DecodeShape(max(1, batch_size), context)
-        layers, before, after = self.decode(shape, _STEPS_OF_LAYERS, on_progress).layer_seconds()
-        return LayerCosts(tuple(layers), before, after)
+        seconds = self.decode(shape, _STEPS_OF_LAYERS, on_progress).layer_seconds()
+        if seconds.excess > _MOST_EXCESS:
+            _log.warning(
+                "layers took very unequal times, so that stages would be divided badly by them: "
+                "they are not kept; profile again while the machine is quiet"
+            )
+            return None
+        return LayerCosts(tuple(seconds.layers), seconds.before, seconds.after)
 
     def prefill(self, shape: PrefillShape, num_steps: int, on_progress: OnProgress) -> StepProfile:
         """Prompts one after the other, each whole in a step of its own."""

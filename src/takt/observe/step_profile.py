@@ -51,6 +51,18 @@ class PartRow:
         return self.num_ops / (self.total_us * 1e-6) if self.total_us > 0 else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class LayerSeconds:
+    """Time of a step's parts, in seconds."""
+
+    layers: list[float]
+    before: float
+    """Of what comes before the first layer; `after`: after the last one."""
+    after: float
+    excess: float
+    """By which the medians over steps exceed these least times: a busy machine's is large."""
+
+
 class StepProfile:
     """Times of `steps`, all of one program whose instructions are named by `labels`.
 
@@ -115,8 +127,8 @@ class StepProfile:
         means = self.spans_us.mean(axis=0)
         return [(self.labels[i], float(means[i])) for i in self.active()]
 
-    def layer_seconds(self) -> tuple[list[float], float, float]:
-        """Of each layer, before the first and after the last one; medians of steps."""
+    def layer_seconds(self) -> LayerSeconds:
+        """The least time of each layer over the steps: what it takes undisturbed."""
         order = [label.layer for label in self.labels]
         num_layers = 1 + max((layer for layer in order if layer is not None), default=-1)
         first = order.index(0) if num_layers else 0
@@ -127,8 +139,10 @@ class StepProfile:
         sums = np.zeros((len(self.steps), num_layers + 2))
         for i, place in enumerate(places):
             sums[:, place + 1] += self.spans_us[:, i]
-        before, *layers, after = (np.median(sums, axis=0) * 1e-6).tolist()
-        return layers, before, after
+        least = sums.min(axis=0)
+        excess = float(np.median(sums, axis=0).sum() / max(least.sum(), 1e-9) - 1)
+        before, *layers, after = (least * 1e-6).tolist()
+        return LayerSeconds(layers, before, after, excess)
 
     def _parts(
         self, name_of: Callable[[InstructionLabel], str], *, per_instruction: bool
