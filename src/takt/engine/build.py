@@ -42,8 +42,8 @@ class LoadedModel:
     close: Callable[[], None]
     num_micro_batches: int = 1
     """Of a pipeline; see `SchedulerLimits`."""
-    first_depth: int = 1
-    """Steps in flight that a pipeline whose depth follows the load begins with."""
+    first_depth: int | None = None
+    """Steps that a pipeline whose depth follows the load begins with; the most if None."""
     sentinels: tuple[int, ...] = ()
     """File descriptors that become readable when a process of the model's ends."""
     pipeline: PipelineInfo | None = None
@@ -88,7 +88,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
     depth = None
     if is_pipeline and config.parallel.pipeline_depth == "auto":
         depth = PipelineDepth(
-            first=model.first_depth,
+            first=model.first_depth or executor.max_steps_in_flight,
             most=executor.max_steps_in_flight,
             unwritten_share=lambda: scheduler.kv_unwritten_share(runner.num_in_flight_tokens),
         )
