@@ -11,6 +11,7 @@ from takt.bench.endpoint import Endpoint
 from takt.bench.http_client import HttpClient
 from takt.bench.load import Load, LoadRun, PreparedRequest
 from takt.bench.record import RequestRecord
+from takt.engine.time_slice import DEFAULT_SLICE, SHORT_SLICE_NS, set_time_slice
 from takt.plan.simulate.arrivals import Arrival
 from takt.scheduler.slo import SLO
 
@@ -51,7 +52,11 @@ class Mix:
 
 
 def send(url: str, arrivals: Sequence[Arrival], *, keeps_targets: bool = True) -> LoadRun:
-    """Sends each request at its time and waits for all of them."""
+    """Sends each request at its time and waits for all of them.
+
+    The client shares the CPUs with the server: as one elsewhere has its own, it does not wait for
+    the end of an engine's time slice.
+    """
     client = HttpClient(Endpoint.parse(url))
     rng = random.Random(len(arrivals))
     prepared = [
@@ -60,9 +65,11 @@ def send(url: str, arrivals: Sequence[Arrival], *, keeps_targets: bool = True) -
     ]
 
     async def run() -> LoadRun:
+        set_time_slice(SHORT_SLICE_NS)
         try:
             return await Load(client, TIMEOUT_S, lambda record: None).open_loop(prepared)
         finally:
+            set_time_slice(DEFAULT_SLICE)
             client.close()
 
     return asyncio.run(run())

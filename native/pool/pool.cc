@@ -44,7 +44,7 @@ Pool::Pool(int num_threads, int num_peers)
 Pool::~Pool() { close(); }
 
 bool Pool::wait_until_free(uint64_t epoch) {
-  PoolWait wait(wait_state_, spin_ns_, stolen_time_.sleep(0));
+  PoolWait wait(wait_state_, spin_ns_, stolen_time_.idle(0));
   return wait.until([&] { return is_free(epoch); }, -1) == Waited::kReady;
 }
 
@@ -58,7 +58,7 @@ bool Pool::run(Step& step, int first, int end) {
     wake_.fetch_add(1, std::memory_order_seq_cst);
     if (num_parked_.load(std::memory_order_seq_cst) > 0) futex_wake_all(wake_);
   }
-  PoolWait wait(wait_state_, spin_ns_, stolen_time_.sleep(0));
+  PoolWait wait(wait_state_, spin_ns_, stolen_time_.idle(0));
   Walk<RealSync, Step, PoolWait> walk(0, step, step.control(), announcements_, wait);
   const bool done = walk.run(first);
   region_.close();
@@ -100,7 +100,7 @@ void Pool::join(int thread, uint64_t region) {
   int first;
   Step* step = region_.enter(thread, region, announcements_, &first);
   if (step == nullptr) return;
-  PoolWait wait(wait_state_, spin_ns_, stolen_time_.sleep(thread));
+  PoolWait wait(wait_state_, spin_ns_, stolen_time_.idle(thread));
   Walk<RealSync, Step, PoolWait>(thread, *step, step->control(), announcements_, wait).run(first);
   announcements_.leave(thread);
   wait.notify();

@@ -49,7 +49,7 @@ class Pool {
   // that fell behind may still be inside when it returns. False if aborted.
   bool run(Step& step, int first, int end);
 
-  // What the threads lose to others; the program that runs steps calls begin and end.
+  // What the threads did and lost to others; the program that runs steps calls begin and end.
   StolenTime& stolen_time() { return stolen_time_; }
 
   // Ends all waits, now and later; every run fails from now on. May be called by any thread.

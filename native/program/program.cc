@@ -120,7 +120,9 @@ void Program::end_step(std::byte* step_output) {
                              current_->input().num_rows(),
                              current_->control().num_redone(),
                              stolen.in_run_ns(),
-                             stolen.between_runs_ns()};
+                             stolen.between_runs_ns(),
+                             // Ranks wait for each other inside instructions.
+                             plan_->links.empty() ? stolen.computed_ns() : 0};
   std::memcpy(step_output + header_, header, sizeof header);
   if (profile_ != nullptr) {
     profile_->stamps[StepProfile::kEnd] = header[2];

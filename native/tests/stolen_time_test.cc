@@ -16,7 +16,7 @@ constexpr int64_t kMs = 1'000'000;
 
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
-void nap(SleepTime& sleep, int ms) {
+void nap(IdleTime& sleep, int ms) {
   sleep.begin(now_ns(), 1000 * kMs);
   sleep_ms(ms);
   sleep.end(now_ns());
@@ -32,7 +32,7 @@ void absence_of_the_caller() {
 
   const int64_t begin = now_ns();
   stolen.begin(begin);
-  nap(stolen.sleep(0), 20);
+  nap(stolen.idle(0), 20);
   const int64_t end = now_ns();
   stolen.end(end);
   // At most what the thread waited for a core after its nap: all but the nap itself.
@@ -72,7 +72,7 @@ void sleep_in_progress() {
   const int64_t before = now_ns();
   stolen.begin(now_ns());
   const int64_t asleep = now_ns();
-  stolen.sleep(0).begin(asleep, 1000 * kMs);
+  stolen.idle(0).begin(asleep, 1000 * kMs);
   sleep_ms(20);
   stolen.end(now_ns());
   CHECK(stolen.in_run_ns() <= asleep - before);
@@ -82,11 +82,29 @@ void sleep_in_progress() {
 void sleep_beyond_its_limit() {
   StolenTime stolen(1);
   stolen.begin(now_ns());
-  stolen.sleep(0).begin(now_ns(), 5 * kMs);
+  stolen.idle(0).begin(now_ns(), 5 * kMs);
   sleep_ms(20);
-  stolen.sleep(0).end(now_ns());
+  stolen.idle(0).end(now_ns());
   stolen.end(now_ns());
   CHECK(stolen.in_run_ns() >= 14 * kMs);
+}
+
+// Time on a CPU is computing, but for what was spun away.
+void computing() {
+  StolenTime stolen(1);
+  stolen.begin(now_ns());
+  const int64_t begin = now_ns();
+  while (now_ns() - begin < 20 * kMs) spin_pause();
+  stolen.end(now_ns());
+  const int64_t whole = stolen.computed_ns();
+  CHECK(whole > 0);
+  CHECK(whole <= now_ns() - begin);
+
+  stolen.begin(now_ns());
+  stolen.idle(0).add_spin(1000 * kMs);
+  stolen.idle(0).add_spin(-1);  // the clock was looked at before a sleep
+  stolen.end(now_ns());
+  CHECK(stolen.computed_ns() == 0);
 }
 
 }  // namespace
@@ -99,5 +117,6 @@ int main() {
   absence_of_another();
   sleep_in_progress();
   sleep_beyond_its_limit();
+  computing();
   std::puts("ok");
 }

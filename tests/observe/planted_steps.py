@@ -36,6 +36,11 @@ class Planted:
     stolen_host_ns: int = 0
     gc_ns: int = 0
     host_ns: int = 0
+    stolen_behind_ns: int = 0
+    """The engine's thread lost its CPU behind the run: the next step reports it."""
+    contention_ns: int = 0
+    """The run lasts longer because its threads compute for longer."""
+    predicted_ns: int = 0
     mystery_ns: int = 0
     """The run lasts longer, and nothing says why."""
     preempts: int = 0
@@ -44,6 +49,8 @@ class Planted:
     blocked: dict[str, int] = field(default_factory=dict)
     """Sequences whose client did not read for so long before the token was written."""
     delivery_ns: int = 0
+    waited_ns: int = 0
+    """Of the delivery: threads of the server had no CPU."""
     server_gc_ns: int = 0
 
 
@@ -56,6 +63,9 @@ class PlantedEngine:
         self.collections: list[tuple[int, int]] = []
         self.ledger.collections = lambda: self.collections
         self._random = random.Random(seed)
+        self._waited_ns = 0
+        self.ledger.waited_ns = lambda: self._waited_ns
+        self._stolen_behind_ns = 0
         self._step_id = 0
         self.seqs = [Sequence(f"r{i}", 100 + 50 * i) for i in range(num_seqs)]
         self.planted: dict[tuple[str, int], str] = {}
@@ -69,14 +79,16 @@ class PlantedEngine:
         context = sum(seq.context for seq in decoding)
         run_ns = SOLO_NS + PER_SEQ_NS * len(decoding) + PER_KV_TOKEN_NS * context
         run_ns += PER_PROMPT_TOKEN_NS * p.prompt_tokens
-        run_ns = round(run_ns * jitter) + p.stolen_ns + p.mystery_ns
+        run_ns = round(run_ns * jitter) + p.contention_ns
+        computed_ns = round(1.8 * run_ns)
+        run_ns += p.stolen_ns + p.mystery_ns
         self.clock.advance(HOST_NS // 2 + p.gc_ns + p.stolen_host_ns + p.host_ns)
         start = self.clock.now_ns()
         self.clock.advance(HOST_NS // 4)
         run_start = self.clock.now_ns()
         self.clock.advance(run_ns)
         run_end = self.clock.now_ns()
-        self.clock.advance(HOST_NS // 4)
+        self.clock.advance(HOST_NS // 4 + p.stolen_behind_ns)
         stats = StepStats(
             step_id=self._step_id,
             schedule_start_ns=start,
@@ -99,9 +111,13 @@ class PlantedEngine:
             num_redone_tiles=0,
             num_decode_kv_tokens=context,
             stolen_run_ns=p.stolen_ns,
-            stolen_host_ns=p.stolen_host_ns,
+            stolen_host_ns=p.stolen_host_ns + self._stolen_behind_ns,
             gc_ns=p.gc_ns,
+            computed_ns=computed_ns,
+            predicted_ns=p.predicted_ns,
         )
+        self._stolen_behind_ns = p.stolen_behind_ns
+        self._waited_ns += p.waited_ns
         self.ledger.observe_step(stats)
         self._deliver(decoding, p, cause)
         self._step_id += 1
@@ -112,7 +128,7 @@ class PlantedEngine:
             self.collections.append((sent, sent + p.server_gc_ns))
         for seq in decoding:
             blocked = p.blocked.get(seq.name, 0)
-            delay = 100_000 + p.delivery_ns + p.server_gc_ns + blocked
+            delay = 100_000 + p.delivery_ns + p.waited_ns + p.server_gc_ns + blocked
             self._write(seq, sent + delay, blocked, cause)
 
     def _write(self, seq: Sequence, now_ns: int, blocked_ns: int, cause: str | None) -> None:

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from planted_steps import MS, Planted, PlantedEngine
+from planted_steps import MS, PER_KV_TOKEN_NS, PER_SEQ_NS, Planted, PlantedEngine
 
 from takt.observe.ledger.causes import Cause
 from takt.observe.ledger.ledger import SLO, Ledger
@@ -21,6 +21,7 @@ PLANTS = {
     "slow_client": lambda: Planted(blocked={"r0": 40 * MS}),
     "engine_host": lambda: Planted(host_ns=12 * MS),
     "delivery": lambda: Planted(delivery_ns=13 * MS),
+    "contention": lambda: Planted(contention_ns=15 * MS),
 }
 
 
@@ -95,6 +96,54 @@ def test_a_slow_run_that_nothing_explains_is_called_unexplained(engine: PlantedE
     (first, *_) = engine.ledger.kept_gaps
     assert top(first.split_ns) == "unexplained"
     assert first.split_ns[Cause.UNEXPLAINED] >= 9 * MS
+
+
+def test_a_server_without_a_cpu_is_not_slow_delivery(engine: PlantedEngine) -> None:
+    engine.step(Planted(delivery_ns=2 * MS, waited_ns=13 * MS))
+    engine.ledger.settle()
+    for token in engine.ledger.kept_gaps:
+        assert token.split_ns[Cause.STOLEN_CPU] == pytest.approx(13 * MS, rel=0.01)
+        assert token.split_ns[Cause.DELIVERY] == pytest.approx(2 * MS, rel=0.1)
+
+
+def test_stolen_time_behind_a_run_is_not_the_engines_host_time(engine: PlantedEngine) -> None:
+    engine.step()
+    engine.step(Planted(stolen_behind_ns=12 * MS))
+    engine.step()
+    engine.ledger.settle()
+    first = engine.ledger.kept_gaps[0]
+    assert top(first.split_ns) == "stolen_cpu"
+    assert first.split_ns[Cause.STOLEN_CPU] >= 11 * MS
+
+
+def test_an_engine_whose_predictions_follow_a_disturbance_does_not_hide_it(
+    engine: PlantedEngine,
+) -> None:
+    engine.step(Planted(stolen_ns=14 * MS, predicted_ns=18 * MS))
+    engine.ledger.settle()
+    for token in engine.ledger.kept_gaps:
+        assert token.split_ns[Cause.STOLEN_CPU] >= 13 * MS
+
+
+def test_a_machine_that_is_never_quiet_has_predictions_too() -> None:
+    engine, rng = PlantedEngine(TARGET), random.Random(5)
+
+    def noise() -> int:
+        return round(rng.uniform(0.05, 0.6) * 3 * MS)
+
+    for index in range(400):
+        tokens = 16 + index if index % 6 == 0 else 0
+        engine.step(Planted(prompt_tokens=tokens, stolen_ns=noise()))
+    engine.ledger.settle()
+    assert engine.ledger.steps.learned.is_ready
+    # 5 % to 60 % of 3 ms were stolen from each step; the least disturbed ones were learned from.
+    seqs, context, none = np.array([4.0]), np.array([2300.0]), np.zeros(1)
+    (predicted,) = engine.ledger.steps.learned.predict(seqs, none, context, context)
+    assert predicted == pytest.approx(3 * MS + 4 * PER_SEQ_NS + 2300 * PER_KV_TOKEN_NS, rel=0.15)
+    engine.ledger.kept_gaps.clear()
+    engine.step(Planted(prompt_tokens=256, stolen_ns=noise()), "prefill_interference")
+    engine.ledger.settle()
+    assert {top(t.split_ns) for t in engine.ledger.kept_gaps} == {"prefill_interference"}
 
 
 def test_steps_without_the_sequence_are_preemption_or_queueing(engine: PlantedEngine) -> None:

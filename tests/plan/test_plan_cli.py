@@ -100,8 +100,9 @@ def test_mistakes_are_errors_that_name_them(arguments: list[str], said: str) -> 
 def test_simulate_prints_both_ways_of_moving_kv() -> None:
     result = run(*SIMULATE, "--qps", "20", "--kv-io", "both", "--replications", "2")
     assert result.exit_code == 0
-    for words in ("sync KV transfers", "async KV transfers", "itl_p99_ms", "±"):
+    for words in ("sync KV transfers", "async KV transfers", "ITL P99, ms", "refused, %", "±"):
         assert words in result.output
+    assert "_" not in result.output
 
 
 def test_simulate_replays_a_trace_as_json(tmp_path: Path) -> None:

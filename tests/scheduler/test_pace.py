@@ -43,6 +43,7 @@ class PaceRunner:
         num_blocks: int = 2000,
         reserves_output: bool = True,
         slowness: float = 1.0,
+        refuses: bool = False,
     ) -> None:
         limits = SchedulerLimits(
             max_model_len=4096,
@@ -55,7 +56,12 @@ class PaceRunner:
         kv = KVCacheManager(kv_spec((None,)), [num_blocks], False)
         self.machine = Machine()
         self.scheduler = PaceScheduler(
-            limits, kv, reserves_output=reserves_output, predictor=self.machine, slo=slo
+            limits,
+            kv,
+            reserves_output=reserves_output,
+            predictor=self.machine,
+            slo=slo,
+            refuses=refuses,
         )
         self.slowness = slowness
         self.now_ns = 0
@@ -221,11 +227,56 @@ def test_prompts_progress_even_where_decodes_take_all_the_time() -> None:
     runner.step()
     runner.machine.p99_ns = lambda f: 7.0 * MS  # type: ignore[method-assign]
     runner.add("late", 16, 1)
-    runner.scheduler._may_join = lambda request: True  # type: ignore[method-assign]
+    runner.scheduler._may_join = lambda *_: True  # type: ignore[method-assign]
     runner.run()
     assert "late" in runner.first_token_ns
     with_prompt = [i for i, line in enumerate(runner.log[1:]) if "late:" in line]
     assert all(b - a >= PATIENCE_STEPS for a, b in itertools.pairwise(with_prompt))
+
+
+TIGHT = SLO.from_ms(2.6, None)
+"""A sequence alone keeps it, 1.1 x 2.1 ms, and two don't."""
+
+
+@pytest.mark.parametrize("server_itl_ms", [12, None])
+def test_a_running_tight_target_holds_nobody_off_for_longer_than_its_first_token_may_take(
+    server_itl_ms: float | None,
+) -> None:
+    runner = PaceRunner(SLO.from_ms(server_itl_ms, 100))
+    runner.add("tight", 10, 2000, slo=TIGHT)
+    runner.step()
+    names = [f"other-{i}" for i in range(4)]
+    for name in names:
+        runner.add(name, 60, 20)
+    while not all(name in runner.first_token_ns for name in names):
+        runner.step()
+    assert 100 * MS < max(runner.first_token_ns[name] for name in names) < 160 * MS
+    runner.run()
+
+
+def test_who_promises_to_be_in_time_keeps_a_running_tight_target() -> None:
+    runner = PaceRunner(SLO.from_ms(12, 100), refuses=True)
+    runner.add("tight", 10, 400, slo=TIGHT)
+    runner.step()
+    runner.add("other", 60, 1)
+    runner.run()
+    assert runner.first_token_ns["other"] > runner._last_ns["tight"]
+    assert max(runner.gaps_ns) <= 2.6 * MS
+
+
+def test_who_waits_for_a_tight_target_of_its_own_is_passed() -> None:
+    runner = PaceRunner(SLO.from_ms(12, 100))
+    runner.add("stream", 10, 400)
+    runner.step()
+    for i in range(3):
+        runner.add(f"tight-{i}", 10, 5, slo=TIGHT)
+    runner.add("other", 10, 5)
+    assert words(runner.step()) == "stream:10+1* other:0+10*"
+    while len(runner.first_token_ns) < 5:
+        runner.step()
+    # Overdue, they make do with the server's target.
+    assert 100 * MS < runner.first_token_ns["tight-0"] < 120 * MS
+    runner.run()
 
 
 def test_itl_is_not_promised_where_it_may_be_preempted() -> None:

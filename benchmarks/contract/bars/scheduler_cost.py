@@ -50,7 +50,9 @@ def _run(num_steps: int, num_prompts: int, max_seqs: int, itl_ms: float) -> list
     learned = LearnedStepTime(MODEL)
     scheduler = create_scheduler(options, CacheOptions(), kv, 8192, predictor=learned)
     for index in range(NUM_RUNNING):
-        scheduler.add(_request(f"r{index}", [index + 1, 2, 3, 4], num_steps + 600, 0))
+        # Of all lengths, so that each step has its share of sequences that begin a block.
+        prompt = [index + 1] + [2] * (3 + index % 16)
+        scheduler.add(_request(f"r{index}", prompt, num_steps + 600, 0))
     for index in range(num_prompts):
         scheduler.add(_request(f"p{index}", [9] * 4000, 1, 10_000_000_000))
     now_ns, times = 0, []

@@ -69,10 +69,10 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         max_model_len=sizes.max_model_len,
         num_host_blocks=sizes.num_host_blocks,
     )
-    learned = None
+    learned, step_times = None, ""
     if config.scheduler.models_time:
         calibration = calibrated(config, executor, sizes, model.num_threads, clock)
-        learned = LearnedStepTime(calibration.model)
+        learned, step_times = LearnedStepTime(calibration.model), calibration.summary
     scheduler = create_scheduler(
         config.scheduler,
         config.cache,
@@ -109,6 +109,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         clock=clock,
         on_close=model.close,
         step_time=learned,
+        step_times=step_times,
         refuses=config.scheduler.admission == "refuse",
         sentinels=model.sentinels,
         pipeline=model.pipeline,

@@ -42,6 +42,15 @@ class Calibration:
         return sum(abs(ratio - 1) for ratio in ratios) / max(len(ratios), 1)
 
     @property
+    def summary(self) -> str:
+        """What predictions rest on, in one line for whoever set a target."""
+        return (
+            f"a sequence alone up to {self.floor_ns / 1e6:.2f} ms; predictions off by "
+            f"{100 * self.mean_error:.1f} % in the mean, P99 "
+            f"{self.model.residual_ratio(0.99):.2f} x predicted ({self.num_steps} steps measured)"
+        )
+
+    @property
     def is_steady(self) -> bool:
         """Whether the machine was quiet enough for another start to rely on it."""
         return self.mean_error <= _STEADY_MEAN_ERROR

@@ -56,6 +56,7 @@ class EngineCore:
         clock: Clock,
         on_close: Callable[[], None],
         step_time: LearnedStepTime | None = None,
+        step_times: str = "",
         refuses: bool = False,
         sentinels: Sequence[int] = (),
         pipeline: PipelineInfo | None = None,
@@ -70,6 +71,8 @@ class EngineCore:
         self.sizes = sizes
         self.num_threads = num_threads
         self.precision = precision
+        self.step_times = step_times
+        """What is known of the length of steps, in one line; "" where time is not modelled."""
         self._clock = clock
         self._on_close = on_close
         self._step_time = step_time
@@ -278,6 +281,7 @@ class EngineCore:
             gc_ns=0 if self._was_idle else new_gc_ns,
             pipeline_depth=scheduler.depth,
             preempted_ids=[request.request_id for request in scheduled.preempted],
+            computed_ns=tokens.computed_ns,
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
         host = self._kv.host

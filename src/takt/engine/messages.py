@@ -121,6 +121,8 @@ class StepStats(msgspec.Struct, array_like=True):
     """The same of the engine's thread between the run before and this one."""
     gc_ns: int = 0
     """Garbage collection in the engine's process since the step before."""
+    computed_ns: int = 0
+    """Time that pool threads were on a CPU and did not wait, summed; 0 if it is not known."""
     load: LoadSnapshot | None = None
     """What admission goes by; not with every step where nobody is refused."""
     pipeline_depth: int = 1
@@ -177,6 +179,8 @@ class EngineReady(msgspec.Struct, frozen=True, tag="ready"):
     """Of an engine with several stages."""
     kv_num_host_blocks: list[int] = []
     """Of host memory for cold prefixes, by KV group; empty where there is none."""
+    step_times: str = ""
+    """What is known of the length of steps, in one line; "" where time is not modelled."""
 
 
 class EngineFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -171,6 +171,11 @@ class ProcessEngineClient:
         return None if self._child is None else self._child.pid
 
     @property
+    def engine_pids(self) -> list[int]:
+        """Of all engines that run."""
+        return [] if self._child is None else [self._child.pid]
+
+    @property
     def epoch(self) -> int:
         """Number of the engine process, from 1: restarts are `epoch - 1`."""
         return self._epoch

@@ -34,6 +34,7 @@ from takt.engine.messages import (
 )
 from takt.engine.parentage import die_with_parent
 from takt.engine.placement import raise_priority
+from takt.engine.time_slice import DEFAULT_SLICE, set_time_slice
 from takt.engine.wire import (
     LaunchOrder,
     address,
@@ -155,6 +156,8 @@ def main(arguments: list[str], make_core: MakeCore) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     socket = pair_socket(context)
     socket.connect(address(directory, epoch))
+    # The socket's thread keeps the server's short slice, the model's threads are to have long ones.
+    set_time_slice(DEFAULT_SLICE)
     clock = MonotonicClock()
     process = EngineProcess(socket, epoch, clock)
     try:
@@ -193,7 +196,7 @@ def _serve(
         process.send(EngineFailed(order.epoch, sentence, 1))
         return 1
     if order.placement is not None:
-        _log.info("priority: %s", raise_priority(order.placement.engine) or "as any other")
+        _log.debug("priority: %s", raise_priority(order.placement.engine) or "as any other")
     process.collector.start()
     core.watch_gc(lambda: process.collector.total_ns)
     sizes = core.sizes
@@ -214,6 +217,7 @@ def _serve(
             precision=core.precision,
             pipeline=core.pipeline,
             kv_num_host_blocks=list(sizes.num_host_blocks),
+            step_times=core.step_times,
         )
     )
     try:

@@ -157,6 +157,11 @@ class ReplicatedEngineClient:
         return self._placement
 
     @property
+    def engine_pids(self) -> list[int]:
+        """Of all engines that run."""
+        return [pid for replica in self._replicas for pid in replica.client.engine_pids]
+
+    @property
     def num_outstanding(self) -> int:
         """Sequences that the engines still owe tokens."""
         return sum(replica.client.num_outstanding for replica in self._replicas)

@@ -29,6 +29,7 @@ class StepTokens:
     num_redone_tiles: int
     stolen_run_ns: int
     stolen_host_ns: int
+    computed_ns: int
     sampled: list[SampledToken]
     logprobs: list[TokenLogprob | None]
     prompt_logprobs: dict[Request, list[TokenLogprob | None]] = field(default_factory=dict)
@@ -136,6 +137,7 @@ class Runner:
             num_redone_tiles=int(header[4]),
             stolen_run_ns=int(header[5]),
             stolen_host_ns=int(header[6]),
+            computed_ns=int(header[7]),
             sampled=sampled,
             logprobs=logprobs,
         )

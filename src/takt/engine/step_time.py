@@ -25,7 +25,6 @@ def calibrated(
     even a single step exceeds, unless `slo_force` is set."""
     path = calibration_path(config, num_threads)
     calibration = None if config.scheduler.calibrate else read_calibration(path)
-    source = "cached"
     if calibration is None:
         shapes = calibration_steps(step_limits(config.scheduler, sizes.max_model_len))
         calibration = calibrate(shapes, DummySteps(executor, sizes, clock).run_ns, clock)
@@ -36,17 +35,6 @@ def calibrated(
                 "steps took very unequal times while they were calibrated: the machine was busy. "
                 "The result serves this start alone; the next one measures again"
             )
-        source = f"measured in {calibration.seconds:.1f} s"
-    model = calibration.model
-    _log.info(
-        "step-time model of %d steps, %s: mean error %.1f %%, P99 %.2f x predicted; "
-        "a single step takes up to %.2f ms",
-        calibration.num_steps,
-        source,
-        100 * calibration.mean_error,
-        model.residual_ratio(0.99),
-        calibration.floor_ns / 1e6,
-    )
     _check_floor(config.scheduler, calibration.floor_ns)
     return calibration
 

@@ -45,6 +45,12 @@ class BlockTables:
             self._resize(num_rows, max(end, 2 * width))
         self._ids[group, row, first:end] = blocks
 
+    def write_one(self, group: int, row: int, index: int, block: int) -> None:
+        if index >= self._ids.shape[2]:
+            self.write(group, row, index, (block,))
+        else:
+            self._ids[group, row, index] = block
+
     def clear(self, group: int, row: int, first: int, last: int) -> None:
         self._ids[group, row, first:last] = NO_BLOCK
 

@@ -67,6 +67,7 @@ class KVCacheManager:
         if len(num_blocks) != len(spec.groups):
             raise InvariantError(f"{len(num_blocks)} pool sizes for {len(spec.groups)} KV groups")
         self.spec = spec
+        self.block_size = spec.block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pools = [BlockPool(count) for count in num_blocks]
         self.num_table_blocks = 0
@@ -78,10 +79,7 @@ class KVCacheManager:
         self._sequences: dict[Hashable, _Sequence] = {}
         self._copies: list[BlockCopy] = []
         self.host = HostTier(num_blocks, num_host_blocks) if any(num_host_blocks) else None
-
-    @property
-    def block_size(self) -> int:
-        return self.spec.block_size
+        self._windowed = [g for g, group in enumerate(spec.groups) if group.window is not None]
 
     @property
     def num_sequences(self) -> int:
@@ -255,9 +253,8 @@ class KVCacheManager:
                 for index in range(first, last):
                     if table[index] != NO_BLOCK:
                         pool.publish(table[index], keys[index])
-        for g, group in enumerate(self.spec.groups):
-            if group.window is not None:
-                self._pass_window(state, g, self._first_seen_block(g, num_tokens))
+        for g in self._windowed:
+            self._pass_window(state, g, self._first_seen_block(g, num_tokens))
 
     def free(self, seq: Hashable) -> None:
         """Ends a sequence; its last block is the first to be evicted."""
@@ -311,9 +308,14 @@ class KVCacheManager:
         count = blocks_for_tokens(end, self.block_size) - first
         if count > 0:
             for g, pool in enumerate(self.pools):
-                blocks = [pool.allocate() for _ in range(count)]
-                state.tables[g].extend(blocks)
-                self._tables.write(g, state.row, first, blocks)
+                if count == 1:  # what a decode needs, now and then
+                    block = pool.allocate()
+                    state.tables[g].append(block)
+                    self._tables.write_one(g, state.row, first, block)
+                else:
+                    blocks = [pool.allocate() for _ in range(count)]
+                    state.tables[g].extend(blocks)
+                    self._tables.write(g, state.row, first, blocks)
             self.num_table_blocks += count
         state.num_slots = len(state.tables[0]) * self.block_size
 

@@ -25,6 +25,26 @@ _STYLES = {
 }
 _MAX_SHOWN = 5
 
+_SIMULATED = {
+    "ttft_p50_ms": ("TTFT P50", "ms"),
+    "ttft_p90_ms": ("TTFT P90", "ms"),
+    "ttft_p99_ms": ("TTFT P99", "ms"),
+    "itl_p50_ms": ("ITL P50", "ms"),
+    "itl_p90_ms": ("ITL P90", "ms"),
+    "itl_p99_ms": ("ITL P99", "ms"),
+    "e2e_p50_ms": ("end to end P50", "ms"),
+    "e2e_p90_ms": ("end to end P90", "ms"),
+    "e2e_p99_ms": ("end to end P99", "ms"),
+    "requests_per_s": ("requests served", "per s"),
+    "mean_running": ("sequences running, mean", ""),
+    "busy_share": ("time in steps", "%"),
+    "peak_kv_share": ("KV cache in use, peak", "%"),
+    "refused_share": ("requests refused", "%"),
+    "met_share": ("served within all targets", "%"),
+    "num_preemptions": ("preemptions", ""),
+}
+"""What is printed of a replication: its name there, in words, and the unit."""
+
 
 def print_plan(plan: Plan, console: Console, *, show_all: bool = False) -> None:
     """The verdict, the best topologies, why others fall, what would help, command lines."""
@@ -66,12 +86,13 @@ def print_simulation(
     table = Table("", *columns, box=box.SIMPLE_HEAD)
     if estimate is not None:
         table.add_column("closed forms")
-    names = list(next(iter(columns.values())))
-    for name in names:
-        cells = [_interval(found[name]) for found in columns.values()]
+    for name in next(iter(columns.values())):
+        label, unit = _SIMULATED[name]
+        factor = 100.0 if unit == "%" else 1.0
+        cells = [_interval(found[name], factor) for found in columns.values()]
         if estimate is not None:
-            cells.append(f"{estimate[name]:.4g}" if name in estimate else "")
-        table.add_row(name, *cells)
+            cells.append(f"{factor * estimate[name]:.4g}" if name in estimate else "")
+        table.add_row(f"{label}, {unit}" if unit else label, *cells)
     console.print(table)
     console.print(Text(f"means of {num_replications} replications; half widths of 95 % intervals"))
 
@@ -201,10 +222,10 @@ def _print_commands(plan: Plan, console: Console) -> None:
         console.print(Text(command), soft_wrap=True)
 
 
-def _interval(found: Interval) -> str:
-    half = found.high - found.mean
+def _interval(found: Interval, factor: float) -> str:
+    half = factor * (found.high - found.mean)
     spread = "" if math.isnan(half) else f" ± {half:.2g}"
-    return f"{found.mean:.4g}{spread}"
+    return f"{factor * found.mean:.4g}{spread}"
 
 
 def _plain(seconds: float) -> str:

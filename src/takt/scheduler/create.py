@@ -53,7 +53,14 @@ def create_scheduler(
     if predictor is None:
         raise InvariantError("pace was asked for without a model of the length of steps")
     slo = SLO.from_ms(config.slo_itl_p99_ms, config.slo_ttft_p99_ms)
-    return PaceScheduler(limits, kv, reserves_output=reserves_output, predictor=predictor, slo=slo)
+    return PaceScheduler(
+        limits,
+        kv,
+        reserves_output=reserves_output,
+        predictor=predictor,
+        slo=slo,
+        refuses=config.admission == "refuse",
+    )
 
 
 def step_limits(

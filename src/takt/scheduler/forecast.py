@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
 from takt.scheduler.pace import HEADROOM, LEAST_CHUNK, PATIENCE_STEPS
-from takt.scheduler.prefill_budget import largest_chunk, with_chunk
+from takt.scheduler.prefill_budget import with_chunk
 from takt.scheduler.step_time import StepFeatures
 
 BACKLOG = "prefill_backlog"
@@ -25,6 +25,9 @@ PROMISES = "earlier_promises"
 
 _HORIZON_NS = 600e9
 """Beyond ten minutes it is not worth while to know more."""
+
+_LEAST_PIECE = 128
+"""Tokens of a prompt that are followed at once: they take too little time for more to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +115,11 @@ class Fluid:
             repeats = 1.0
             if self._limit_ns is not None and self._seqs >= 0.5:
                 limit_ns = HEADROOM * self._limit_ns
-                chunk = largest_chunk(self._model, decodes, start, chunk, limit_ns)
+                chunk = self._model.largest_chunk(decodes, start, chunk, limit_ns)
                 if chunk == 0:
                     chunk, repeats = min(LEAST_CHUNK, end - start), float(PATIENCE_STEPS)
-            # A quarter of the prompt at a time: batch and contexts change slowly meanwhile.
-            count = max(1, math.ceil((end - start) / 4 / chunk))
+            # A quarter of what is left at a time: batch and contexts change slowly meanwhile.
+            count = math.ceil(max((end - start) / 4, _LEAST_PIECE) / chunk)
             tokens = min(count * chunk, end - start)
             step = with_chunk(decodes, start + tokens // 2, min(chunk, tokens))
             self._pass(repeats * tokens / chunk, self._model.predict_ns(step), BACKLOG)

@@ -8,6 +8,7 @@ The P99 is the prediction times a quantile of recent residuals of steps of the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -217,6 +218,12 @@ _ORDINARY = StepFeatures(16, 64, 8192, 16384)
 _SIZES = (1, 4, 16, 64)
 _CHUNKS = (32, 128, 512)
 _NUM_KINDS = len(_SIZES) + 1 + len(_CHUNKS) + 1
+
+CHUNK_KINDS: tuple[tuple[int, float], ...] = tuple(
+    (least, most)
+    for least, most in zip((1, *[c + 1 for c in _CHUNKS]), (*_CHUNKS, math.inf), strict=True)
+)
+"""Fewest and most prompt tokens of the last kinds, in their order: those of steps with a prompt."""
 
 
 def kind_of(features: StepFeatures) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
-from takt.scheduler.learned_step_time import kind_of
+from takt.scheduler.learned_step_time import CHUNK_KINDS, kind_of
 from takt.scheduler.step_time import StepCoefficients, StepFeatures
 
 
@@ -76,3 +78,36 @@ class SnapshotModel:
 
     def p99_ns(self, features: StepFeatures) -> float:
         return self.predict_ns(features) * self._ratios[kind_of(features)]
+
+    def largest_chunk(self, step: StepFeatures, start: int, most: int, limit_ns: float) -> int:
+        """Most tokens of a prompt, up to `most`, with which the step's P99 is within `limit_ns`.
+
+        0 if not even one is. A step's time is a square function of the tokens, whose root is taken:
+        a forecast asks too often for a search.
+        """
+        first_kind = len(self._ratios) - len(CHUNK_KINDS)
+        for index in range(len(CHUNK_KINDS) - 1, -1, -1):
+            least, largest = CHUNK_KINDS[index]
+            if most < least:
+                continue
+            bound_ns = limit_ns / self._ratios[first_kind + index]
+            tokens = min(
+                most,
+                largest,
+                _most_tokens(self._first, step, start, bound_ns),
+                _most_tokens(self._second, step, start, bound_ns),
+            )
+            if tokens >= least:
+                return int(tokens)
+        return 0
+
+
+def _most_tokens(piece: StepCoefficients, step: StepFeatures, start: int, bound_ns: float) -> float:
+    """The n with which one linear piece comes to the bound; see `with_chunk` for n's features."""
+    rest_ns = bound_ns - piece.predict_ns(step) - piece.per_kv_token_ns * start
+    square = piece.per_qk_pair_ns / 2
+    slope = piece.per_prefill_token_ns + piece.per_kv_token_ns + square * (2 * start + 1)
+    if rest_ns < 0 or (slope <= 0 and square <= 0):
+        return 0.0 if rest_ns < 0 else math.inf
+    # The form of the root that does not cancel where the square is next to nothing.
+    return 2 * rest_ns / (slope + math.sqrt(slope * slope + 4 * square * rest_ns))

@@ -40,6 +40,8 @@ _MAX_JOBS = 256
 """Waiting prompts that a snapshot lists; a forecast beyond so many refuses in any case."""
 _SHARE_GAIN = 0.02
 _HELD_BACK_STEPS = 32
+_MAX_PASSED = 16
+"""Waiting requests that others may pass in one step, since only their own target keeps them out."""
 _NO_TTFT_NS = 1_000_000_000
 """Stands in for a target of TTFT where there is none."""
 
@@ -66,6 +68,10 @@ class PaceScheduler(Scheduler):
     A request joins only if the decodes are in time at the peak that batch and contexts may reach
     with it. With reserved output nobody is preempted; otherwise the victim is whose computing costs
     least, and a request with a target of ITL is refused.
+
+    Where nobody is refused, a request's own target that is tighter than the server's holds nobody
+    off for long: others pass one that waits for such a target, and whose first token is overdue is
+    served by the server's target alone.
     """
 
     def __init__(
@@ -76,15 +82,19 @@ class PaceScheduler(Scheduler):
         reserves_output: bool,
         predictor: LearnedStepTime,
         slo: SLO,
+        refuses: bool = False,
     ) -> None:
+        """`refuses`: whoever waits was promised that it will be in time."""
         super().__init__(limits, kv, reserves_output=reserves_output)
         self._predictor = predictor
         self._slo = slo
         self._output_share = 1.0
         self._num_departures = 0
-        self._held_back: tuple[Request, int] | None = None
-        """Who may not join, and the departures until then."""
-        self._num_held_back = 0
+        self._refuses = refuses
+        self._held_back: dict[Request, tuple[int, bool, int]] = {}
+        """Who may not join: the departures until then, whether it was overdue, and the steps for
+        which that holds."""
+        self._passed: list[Request] = []
         chunk = min(256, limits.max_num_batched_tokens)
         one = StepFeatures(0, chunk, chunk, chunk * chunk // 2)
         self._prefill_token_ns = predictor.predict_ns(one) / chunk
@@ -170,10 +180,14 @@ class PaceScheduler(Scheduler):
         num_decodes = len(step.scheduled)
         contexts = sum([item.start for item in step.scheduled]) + num_decodes
         features = StepFeatures(num_decodes, 0, contexts, contexts)
-        limit_ns = self._limit_ns(num_decodes, now_ns)
+        tightest = min(self._targets, default=None)
+        limit_ns = self._limit_ns(tightest, num_decodes, now_ns)
+        overdue_ns = self._limit_ns(self._bound(tightest, True), num_decodes, now_ns)
         self.last_limit_ns = limit_ns
         if step.num_tokens_left > 0:
-            self._fill(step, prefills, features, limit_ns, now_ns)
+            self._fill(step, prefills, features, (limit_ns, overdue_ns), now_ns)
+            while self._passed:
+                self._waiting.push(self._passed.pop())
         is_left_out = step.num_prefill_tokens == 0 and (prefills or len(self._waiting))
         self._steps_without_prefill = self._steps_without_prefill + 1 if is_left_out else 0
         self._num_unobserved += bool(step.scheduled)
@@ -183,10 +197,13 @@ class PaceScheduler(Scheduler):
         step: StepBuilder,
         prefills: list[Request],
         features: StepFeatures,
-        limit_ns: float | None,
+        limits_ns: tuple[float | None, float | None],
         now_ns: int,
     ) -> None:
-        """Takes prompts in the order of deadlines, those that run and those that wait."""
+        """Takes prompts in the order of deadlines, those that run and those that wait.
+
+        The second limit is for those that are overdue.
+        """
         running = [r for r in prefills if r.status is RequestStatus.RUNNING]
         index, takes_waiting = 0, not step.is_starved
         while step.num_tokens_left > 0:
@@ -194,13 +211,18 @@ class PaceScheduler(Scheduler):
             waiting = self._next_waiting(now_ns) if takes_waiting else None
             hit = None
             if waiting is not None and (request is None or waiting.order_key < request.order_key):
-                hit = self._fit(waiting) if self._may_join(waiting) else None
+                if not self._may_join(waiting, now_ns):
+                    takes_waiting = self._let_pass(waiting)
+                    self._waits_for_capacity = True
+                    continue
+                hit = self._fit(waiting)
                 if hit is None:
                     self._waits_for_capacity, takes_waiting = True, False
                     continue
                 request = waiting
             if request is None:
                 return
+            limit_ns = limits_ns[self._is_overdue(request, now_ns)]
             start = request.num_computed_tokens if hit is None else hit.num_tokens
             num_tokens = self._chunk(step, request, start, features, limit_ns)
             if num_tokens == 0:
@@ -231,11 +253,11 @@ class PaceScheduler(Scheduler):
             fitting = LEAST_CHUNK if self._steps_without_prefill >= PATIENCE_STEPS else 0
         return step.chunk(request, start, fitting) if fitting else 0
 
-    def _limit_ns(self, num_decodes: int, now_ns: int) -> float | None:
-        """Time until the tightest of the streams that decode must have its token; None: no end."""
-        if num_decodes == 0 or not self._targets:
+    def _limit_ns(self, target_ns: int | None, num_decodes: int, now_ns: int) -> float | None:
+        """Time until streams that decode must have their token by this target; None: no end."""
+        if num_decodes == 0 or target_ns is None:
             return None
-        limit_ns = HEADROOM * min(self._targets)
+        limit_ns = HEADROOM * target_ns
         # With a step in flight this one begins when that ends, and so does the gap.
         if self._last_end_ns is not None and self._num_unobserved == 0:
             limit_ns -= now_ns - self._last_end_ns
@@ -256,25 +278,49 @@ class PaceScheduler(Scheduler):
         return None
 
     # -- who runs -----------------------------------------------------------------------------
-    def _may_join(self, request: Request) -> bool:
-        target = self._itl_ns(request)
-        tightest = min(self._targets, default=target)
-        if target is None or tightest is None:
-            limit_ns = tightest or target
-        else:
-            limit_ns = min(target, tightest)
+    def _may_join(self, request: Request, now_ns: int) -> bool:
+        is_overdue = self._is_overdue(request, now_ns)
+        tightest = min(self._targets, default=None)
+        targets = (self._itl_ns(request), tightest)
+        bounds = [self._bound(target, is_overdue) for target in targets]
+        limit_ns = min([bound for bound in bounds if bound is not None], default=None)
         if limit_ns is None or not self._running:
             return True
         # The peak falls only when a sequence leaves, and with what the model learns.
-        held_back = (request, self._num_departures)
-        if held_back == self._held_back and self._num_held_back < _HELD_BACK_STEPS:
-            self._num_held_back += 1
+        departures, was_overdue, num_steps = self._held_back.get(request, (-1, False, 0))
+        if departures == self._num_departures and was_overdue is is_overdue and num_steps > 0:
+            self._held_back[request] = (departures, is_overdue, num_steps - 1)
             return False
         fits = fits_at_peak(
             self._predictor, self._running, request, LEAST_CHUNK, HEADROOM * limit_ns
         )
-        self._held_back, self._num_held_back = (None if fits else held_back), 0
+        if not fits:
+            self._held_back[request] = (self._num_departures, is_overdue, _HELD_BACK_STEPS)
         return fits
+
+    def _let_pass(self, request: Request) -> bool:
+        """Whether those behind one that may not join come in question: if it is only its own target
+        that keeps it out, which binds nobody else yet."""
+        own, tightest = request.slo.itl_ns, min(self._targets, default=None)
+        is_its_own = own is not None and (tightest is None or own < tightest)
+        if self._refuses or not is_its_own or len(self._passed) >= _MAX_PASSED:
+            return False
+        self._waiting.pop()
+        self._passed.append(request)
+        return True
+
+    def _is_overdue(self, request: Request, now_ns: int) -> bool:
+        """Whether its first token is, where it was let in without a promise."""
+        if self._refuses or request.num_output_tokens > 0:
+            return False
+        return now_ns > request.arrival_ns + self._ttft_ns(request)
+
+    def _bound(self, target_ns: int | None, is_overdue: bool) -> int | None:
+        """What a target of ITL is worth against another's first token: all, or, if that is overdue,
+        no more than the server's own."""
+        if target_ns is None or not is_overdue or self._refuses:
+            return target_ns
+        return None if self._slo.itl_ns is None else max(target_ns, self._slo.itl_ns)
 
     def _victim(self, request: Request, step: StepBuilder) -> Request:
         """Whose computing again costs least; those that have sent no token go first."""
@@ -291,6 +337,7 @@ class PaceScheduler(Scheduler):
         return self._slo.itl_ns if request.slo.itl_ns is None else request.slo.itl_ns
 
     def _end(self, request: Request) -> None:
+        self._held_back.pop(request, None)
         if request.num_output_tokens > 0:
             share = request.num_output_tokens / request.max_tokens
             self._output_share += _SHARE_GAIN * (share - self._output_share)
@@ -298,6 +345,7 @@ class PaceScheduler(Scheduler):
 
     def _insert_running(self, request: Request) -> None:
         super()._insert_running(request)
+        self._held_back.pop(request, None)
         target = self._itl_ns(request)
         if target is not None:
             self._targets[target] += 1

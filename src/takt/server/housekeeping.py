@@ -6,11 +6,14 @@ The best moment is right behind the tokens of a step: the next ones take a step'
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable
 
 from takt.clock import Clock
 from takt.engine.garbage import GarbageCollector
 from takt.engine.messages import StepStats
 from takt.observe.ledger.ledger import Ledger
+from takt.observe.run_queue import RunQueueWait, delivering_threads
 from takt.server.state import ServerState
 
 PERIOD_SECONDS = 1.0
@@ -28,9 +31,16 @@ class Housekeeping:
         self._observe_metrics = state.metrics.observe_step
         self._observe_ledger = state.ledger.observe_step
         state.ledger.collections = lambda: list(self._collector.last)
+        self._run_queue = RunQueueWait()
+        state.ledger.waited_ns = self._run_queue.total_ns
+        self._engine_pids: Callable[[], list[int]] = list
+        self._watched_pids: list[int] = []
 
-    def start(self) -> None:
-        """Loading is over: what is there now stays until the end."""
+    def start(self, engine_pids: Callable[[], list[int]]) -> None:
+        """Loading is over: what is there now stays until the end. Called by the event loop's
+        thread; `engine_pids` tells the engines' processes, which may be others later."""
+        self._engine_pids = engine_pids
+        self._watch_engines()
         _rehearse(self._state.clock)
         self._collector.start()
         self._is_started = True
@@ -41,6 +51,7 @@ class Housekeeping:
             self._timer = None
         if self._is_started:
             self._collector.stop()
+        self._run_queue.close()
 
     def on_step(self, step: StepStats) -> None:
         self._observe_metrics(step)
@@ -66,7 +77,14 @@ class Housekeeping:
         if self._is_started:
             self._collector.when_idle()
 
+    def _watch_engines(self) -> None:
+        pids = self._engine_pids()
+        if pids != self._watched_pids:
+            self._watched_pids = pids
+            self._run_queue.watch(delivering_threads(threading.get_native_id(), pids))
+
     def _work(self) -> None:
+        self._watch_engines()
         self._state.metrics.settle()
         self._state.ledger.settle()
         self._collector.between_steps()

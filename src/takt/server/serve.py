@@ -23,6 +23,7 @@ from takt.config import EngineConfig, ServerOptions
 from takt.engine.messages import StepStats
 from takt.engine.proc_client import ProcessEngineClient
 from takt.engine.replicas import ReplicatedEngineClient
+from takt.engine.time_slice import SHORT_SLICE_NS, set_time_slice
 from takt.errors import ConfigError, EngineStartError, TaktError
 from takt.observe.ledger.ledger import SLO
 from takt.observe.metrics import Metrics
@@ -61,6 +62,7 @@ def serve(engine: EngineConfig, server: ServerOptions) -> int:
         _set_up_logging(options)
         _allow_connections()
         sys.setswitchinterval(_SWITCH_SECONDS)
+        set_time_slice(SHORT_SLICE_NS)
         bound = bind_socket(options)
         with (
             bound or contextlib.nullcontext(),
@@ -157,7 +159,7 @@ class _Service:
             await client.start()
         self._state.model = served_model(text_side, client, self._engine, self._options)
         self._state.phase = Phase.SERVING
-        self._housekeeping.start()
+        self._housekeeping.start(lambda: client.engine_pids)
         self._announce()
         await died.wait()
 
@@ -217,6 +219,8 @@ class _Service:
             )
             if info.precision:
                 self._console.print(f"precision {info.precision}", soft_wrap=True, markup=False)
+            if info.step_times:
+                self._console.print(f"step times {info.step_times}", soft_wrap=True, markup=False)
         self._console.print(f"Serving on [bold]{url}[/]. Try:", soft_wrap=True)
         where = f"--unix-socket {self._options.uds} http://localhost" if not self._bound else url
         self._console.print(

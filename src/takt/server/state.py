@@ -13,6 +13,7 @@ from typing import TypeVar
 from takt.clock import Clock, MonotonicClock
 from takt.config import ServerOptions
 from takt.engine.client import EngineClient, EngineState
+from takt.engine.time_slice import DEFAULT_SLICE, set_time_slice
 from takt.loading.base import Tokenizer
 from takt.observe.ledger.ledger import SLO, Ledger
 from takt.observe.metrics import Metrics
@@ -75,9 +76,14 @@ class ServerState:
     )
     """Threads that render and tokenise: what may take long never runs on the event loop."""
     bulk_pool: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(2, thread_name_prefix="takt-bulk")
+        default_factory=lambda: ThreadPoolExecutor(
+            2,
+            thread_name_prefix="takt-bulk",
+            initializer=lambda: set_time_slice(DEFAULT_SLICE),
+        )
     )
-    """The same for what is large, so that a few documents never keep every chat waiting."""
+    """The same for what is large, so that a few documents never keep every chat waiting. Its
+    threads compute for long and are in no hurry."""
     idempotency: IdempotencyTable = field(init=False)
 
     def __post_init__(self) -> None:

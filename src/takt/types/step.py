@@ -124,9 +124,10 @@ def output_layout(limits: StepLimits) -> StepLayout:
 
     `header` is int64 `[8]`: step_id, start_ns, end_ns (monotonic), num_rows, num_redone_tiles,
     stolen_run_ns (time that threads were kept off their CPUs in this run, summed), stolen_host_ns
-    (the same of the caller since the run before), and a spare word. Logprobs are those of the raw
-    model, in nats, before any filter; rank 1 is the most likely token. Columns of `top_*` past a
-    row's `row_num_logprobs` are not written.
+    (the same of the caller since the run before), and computed_ns (time that threads were on a CPU
+    and not waiting, summed; 0 if unknown). Logprobs are those of the raw model, in nats, before any
+    filter; rank 1 is the most likely token. Columns of `top_*` past a row's `row_num_logprobs` are
+    not written.
     """
     rows, top = limits.max_num_rows, limits.max_logprobs
     return StepLayout.build(

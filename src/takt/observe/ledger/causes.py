@@ -15,10 +15,11 @@ class Cause(enum.IntEnum):
     QUEUEING = 4
     ENGINE_HOST = 5
     STOLEN_CPU = 6
-    GARBAGE_COLLECTION = 7
-    SLOW_CLIENT = 8
-    DELIVERY = 9
-    UNEXPLAINED = 10
+    CONTENTION = 7
+    GARBAGE_COLLECTION = 8
+    SLOW_CLIENT = 9
+    DELIVERY = 10
+    UNEXPLAINED = 11
 
     @property
     def label(self) -> str:
@@ -35,7 +36,8 @@ MEANINGS: dict[Cause, str] = {
     Cause.PREEMPTION: "the sequence lost its KV blocks and was computed again",
     Cause.QUEUEING: "waiting for a place in a step",
     Cause.ENGINE_HOST: "the engine's Python between two runs of the program",
-    Cause.STOLEN_CPU: "threads of the engine kept off their CPUs by others",
+    Cause.STOLEN_CPU: "threads of engine and server that wanted a CPU and had none",
+    Cause.CONTENTION: "the same work took the threads more CPU time: slower memory, caches or core",
     Cause.GARBAGE_COLLECTION: "Python's garbage collection, in the engine or in the server",
     Cause.SLOW_CLIENT: "the socket took no more because its client did not read",
     Cause.DELIVERY: "from the engine's message to the socket: event loop, text, JSON",

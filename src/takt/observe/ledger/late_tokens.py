@@ -20,6 +20,7 @@ _NOTE = np.dtype(
         ("first_step", np.int64),
         ("last_step", np.int64),
         ("blocked_ns", np.int64),
+        ("waited_ns", np.int64),
         ("position", np.int64),
         ("choice", np.int64),
     ]
@@ -69,11 +70,13 @@ class GapNotes:
         first_step: int,
         last_step: int,
         blocked_ns: int,
+        waited_ns: int = 0,
     ) -> None:
         """A gap between two tokens of a choice, written at `begin_ns` and `end_ns`.
 
         The tokens came with steps `first_step` and `last_step`. For the last `blocked_ns` the
-        socket took nothing.
+        socket took nothing; since the last step, threads that deliver have waited `waited_ns` for
+        a CPU.
         """
         place = self._num % len(self._rows)
         self._rows[place] = (
@@ -83,6 +86,7 @@ class GapNotes:
             first_step,
             last_step,
             blocked_ns,
+            waited_ns,
             position,
             choice,
         )
@@ -106,9 +110,10 @@ def split_gaps(
 
     The engine took from the end of the step of the first token to that of the second. What the gap
     has beyond it is delivery: the second token took longer from its step's end to the socket than
-    the first one did; `collections` are the server's garbage collections as (begin, end). Steps
-    between that brought the sequence no token are preemption if one of them preempted, otherwise
-    the sequence queued for a place in them.
+    the first one did; `collections` are the server's garbage collections as (begin, end), and what
+    its threads waited for a CPU meanwhile was stolen. Steps between that brought the sequence no
+    token are preemption if one of them preempted, otherwise the sequence queued for a place in
+    them.
     """
     gaps = (rows["end_ns"] - rows["begin_ns"]).astype(np.float64)
     split = np.zeros((len(rows), NUM_CAUSES))
@@ -124,8 +129,10 @@ def split_gaps(
         # Of the delivery, what the socket did not block.
         delivery = np.clip(delivery - slow, 0.0, left)
         collected = np.minimum(_overlap(ready, rows["end_ns"][known], collections), delivery)
+        waited = np.clip(rows["waited_ns"][known], 0, delivery - collected)
         split[known, Cause.GARBAGE_COLLECTION] += collected
-        split[known, Cause.DELIVERY] += delivery - collected
+        split[known, Cause.STOLEN_CPU] += waited
+        split[known, Cause.DELIVERY] += delivery - collected - waited
         split[known] += _scaled(engine, left - delivery)
     return split
 
@@ -179,6 +186,7 @@ def split_first_token(
     step: int,
     num_own_tokens: int,
     blocked_ns: int,
+    waited_ns: int,
     steps: StepCosts,
     collections: list[tuple[int, int]],
 ) -> Floats:
@@ -186,7 +194,7 @@ def split_first_token(
 
     Reading and tokenising the request is delivery, as is the way back; from there to the first
     step it queues. In the steps that follow, its share of the prompt tokens is its own work; the
-    rest of their prompt time is others' interference.
+    rest of their prompt time is others' interference. On the way back, `waited_ns` were stolen.
     """
     split = np.zeros(NUM_CAUSES)
     last = np.array([step])
@@ -206,6 +214,8 @@ def split_first_token(
     split[Cause.QUEUEING] += max(scheduled_ns - sent_ns, 0)
     blocked = min(blocked_ns, max(written_ns - end_ns, 0))
     split[Cause.SLOW_CLIENT] += blocked
+    waited = float(np.clip(waited_ns, 0, max(written_ns - end_ns - blocked, 0)))
+    split[Cause.STOLEN_CPU] += waited
     rest = max(written_ns - arrival_ns - split.sum(), 0.0)
     collected = _overlap(np.array([arrival_ns]), np.array([sent_ns]), collections)[0]
     collected += _overlap(np.array([end_ns]), np.array([written_ns]), collections)[0]

@@ -34,6 +34,8 @@ NUM_KEPT = 1024
 """Late tokens that are held with their split, the newest."""
 
 _GAP_BUFFER = 16384
+_NUM_WAITS = 256
+"""Steps whose tokens may be on their way at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class _FirstToken:
     step: int
     num_own_tokens: int
     blocked_ns: int
+    waited_ns: int
 
 
 class Ledger:
@@ -110,6 +113,10 @@ class Ledger:
         self.windows = Windows(clock.now_ns())
         self.collections: Callable[[], list[tuple[int, int]]] = list
         """The last garbage collections of this process, as (begin, end)."""
+        self.waited_ns: Callable[[], int] = int
+        """Time so far that threads which deliver tokens wanted a CPU and had none."""
+        self._waits = [[(NO_STEP, 0)] * _NUM_WAITS for _ in range(num_engines)]
+        """Of each engine, step and `waited_ns` when it had come, at `step % _NUM_WAITS`."""
         self.late_gaps = Totals(0, np.zeros(NUM_CAUSES))
         self.late_first_tokens = Totals(0, np.zeros(NUM_CAUSES))
         self.kept_gaps: deque[LateToken] = deque(maxlen=NUM_KEPT)
@@ -124,8 +131,10 @@ class Ledger:
     # -- while tokens are written ---------------------------------------------------------------
 
     def observe_step(self, step: RecordedStep) -> None:
-        steps = self._engines[replica_of(step.step_id)]
+        engine = replica_of(step.step_id)
+        steps = self._engines[engine]
         steps.add(step)
+        self._waits[engine][step.step_id % _NUM_WAITS] = (step.step_id, self.waited_ns())
         if steps.num_unsettled >= MAX_UNSETTLED_STEPS:
             self.settle()
 
@@ -161,6 +170,7 @@ class Ledger:
             first_step,
             last_step,
             blocked_ns,
+            self._waited_since(last_step - 1),
         )
         if self._notes.is_half_full:
             self.settle()
@@ -196,6 +206,7 @@ class Ledger:
                 NO_STEP if scheduled_ns is None else step,
                 num_own_tokens,
                 blocked_ns,
+                self._waited_since(step - 1),
             )
         )
 
@@ -203,6 +214,13 @@ class Ledger:
         """A request has ended as it should."""
         self.windows.current.num_requests += 1
         self.windows.current.num_good_requests += is_good
+
+    def _waited_since(self, step: int) -> int:
+        """What delivery has waited for a CPU since a step had come; 0 if that is not known."""
+        if step < 0:
+            return 0
+        known, waited_ns = self._waits[replica_of(step)][step % _NUM_WAITS]
+        return self.waited_ns() - waited_ns if known == step else 0
 
     # -- afterwards -----------------------------------------------------------------------------
 
@@ -268,6 +286,7 @@ class Ledger:
                 step=note.step,
                 num_own_tokens=note.num_own_tokens,
                 blocked_ns=note.blocked_ns,
+                waited_ns=note.waited_ns,
                 steps=self._engines[max(replica_of(note.step), 0)],
                 collections=self.collections(),
             )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from takt.observe.ledger.causes import NUM_CAUSES, Cause
-from takt.observe.ledger.step_model import OnlineStepTimes, StepTimes
+from takt.observe.ledger.step_model import MAX_BAND, OnlineStepTimes, StepTimes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,6 +33,7 @@ class RecordedStep(Protocol):
     num_decode_kv_tokens: int
     stolen_run_ns: int
     stolen_host_ns: int
+    computed_ns: int
     gc_ns: int
     predicted_ns: int
 
@@ -52,6 +53,7 @@ _FIELDS = (
     "num_decode_kv_tokens",
     "stolen_run_ns",
     "stolen_host_ns",
+    "computed_ns",
     "gc_ns",
     "predicted_ns",
 )
@@ -184,39 +186,64 @@ class StepCosts:
         total = (ends - begins).astype(np.float64)
         run = np.minimum(c["run_end_ns"] - c["run_start_ns"], total)
         costs = np.zeros((len(total), NUM_CAUSES))
-        self._split_host(costs, total - run, c)
+        head = np.clip(c["run_start_ns"] - begins, 0.0, total - run)
+        self._split_host(costs, total - run, head, c)
         self._split_run(costs, run, c)
         places = np.arange(self._next_id, self._next_id + len(total)) % (self._capacity + 1)
         self._host_ns[places] = costs[:, Cause.ENGINE_HOST]
         return costs
 
-    def _split_host(self, costs: Floats, host: Floats, c: dict[str, Floats]) -> None:
+    def _split_host(self, costs: Floats, host: Floats, head: Floats, c: dict[str, Floats]) -> None:
+        """`head` is the host's time in front of the run; the rest is behind it.
+
+        Stolen time is reported by the run that follows: what its own head cannot hold belongs
+        behind the run before.
+        """
         collected = np.minimum(c["gc_ns"], host)
-        stolen = np.minimum(c["stolen_host_ns"], host - collected)
+        in_head = np.minimum(c["stolen_host_ns"], head)
+        behind = np.append((c["stolen_host_ns"] - in_head)[1:], 0.0)
+        stolen = in_head + np.minimum(behind, host - head)
+        stolen = np.minimum(stolen, host - collected)
         costs[:, Cause.GARBAGE_COLLECTION] = collected
         costs[:, Cause.STOLEN_CPU] = stolen
         costs[:, Cause.ENGINE_HOST] = host - collected - stolen
 
-    def _engines_own(self, whole: Floats, c: dict[str, Floats]) -> Floats:
-        """The engine's own predictions of runs, where it made some: they are of whole steps."""
-        host = c["run_start_ns"] - c["schedule_start_ns"] + c["update_end_ns"] - c["run_end_ns"]
-        return np.where(c["predicted_ns"] > 0, c["predicted_ns"] - np.median(host), whole)
-
     def _split_run(self, costs: Floats, run: Floats, c: dict[str, Floats]) -> None:
-        """Stolen time is what was measured, up to what the run lasted beyond its prediction.
+        """Stolen time is what was measured, up to what the run lasted beyond its prediction: work
+        of a thread that lost its core is done by others, so a step may lose less than that.
 
-        Work of a thread that lost its core is done by others, so a step may lose less than that.
+        What remains beyond the prediction is contention as far as the threads computed for longer
+        than such a step's do, and otherwise unexplained.
         """
         seqs, prefill = c["num_decode_seqs"], c["num_prefill_tokens"]
-        kv, pairs, decode_kv = c["num_kv_tokens_read"], c["num_qk_pairs"], c["num_decode_kv_tokens"]
+        kv, pairs = c["num_kv_tokens_read"], c["num_qk_pairs"]
         stolen_ns = c["stolen_run_ns"]
         if self._given is None:
-            self.learned.learn(seqs, prefill, kv, pairs, run, stolen_ns)
+            self.learned.learn(seqs, prefill, kv, pairs, run, stolen_ns, c["computed_ns"])
             if not self.learned.is_ready:
                 stolen = np.minimum(stolen_ns, run)
                 costs[:, Cause.STOLEN_CPU] += stolen
                 costs[:, Cause.UNEXPLAINED] += run - stolen
                 return
+        solo, decodes, whole = self._predicted(run, c)
+        stolen = np.clip(run - whole, 0.0, stolen_ns)
+        rest = run - stolen
+        explained = np.minimum(rest, whole * self.learned.band)
+        contention = np.clip(self._computed_longer(whole, c), 0.0, rest - explained)
+        scale = explained / np.maximum(whole, 1.0)
+        costs[:, Cause.STOLEN_CPU] += stolen
+        costs[:, Cause.CONTENTION] += contention
+        costs[:, Cause.BASE] += solo * scale
+        costs[:, Cause.BATCH_GROWTH] += (decodes - solo) * scale
+        costs[:, Cause.PREFILL_INTERFERENCE] += (whole - decodes) * scale
+        costs[:, Cause.UNEXPLAINED] += rest - explained - contention
+        places = np.arange(self._next_id, self._next_id + len(run)) % (self._capacity + 1)
+        self._solo_ns[places] = solo
+
+    def _predicted(self, run: Floats, c: dict[str, Floats]) -> tuple[Floats, Floats, Floats]:
+        """What undisturbed runs take: of a sequence alone, of the decodes, and of the whole."""
+        seqs, prefill = c["num_decode_seqs"], c["num_prefill_tokens"]
+        decode_kv = c["num_decode_kv_tokens"]
         model: StepTimes = self._given or self.learned
         none = np.zeros(len(run))
         num_seqs = np.maximum(seqs, 1.0)
@@ -224,19 +251,25 @@ class StepCosts:
         solo = model.predict(none + 1.0, none, mean_kv, mean_kv)
         # Without decodes, the floor of a step is still that of one sequence.
         decodes = np.maximum(model.predict(num_seqs, none, decode_kv, decode_kv), solo)
-        whole = np.where(prefill > 0, model.predict(seqs, prefill, kv, pairs), decodes)
+        mixed = model.predict(seqs, prefill, c["num_kv_tokens_read"], c["num_qk_pairs"])
+        whole = np.where(prefill > 0, mixed, decodes)
         if self._given is None and not self.learned.knows_prompts:
-            whole = np.where(prefill > 0, np.maximum(run - stolen_ns, decodes), whole)
-        whole = np.maximum(self._engines_own(whole, c), solo)
-        decodes = np.where(prefill > 0, np.minimum(decodes, whole), whole)
-        stolen = np.clip(run - whole, 0.0, stolen_ns)
-        rest = run - stolen
-        explained = np.minimum(rest, whole * self.learned.band)
-        scale = explained / np.maximum(whole, 1.0)
-        costs[:, Cause.STOLEN_CPU] += stolen
-        costs[:, Cause.BASE] += solo * scale
-        costs[:, Cause.BATCH_GROWTH] += (decodes - solo) * scale
-        costs[:, Cause.PREFILL_INTERFERENCE] += (whole - decodes) * scale
-        costs[:, Cause.UNEXPLAINED] += rest - explained
-        places = np.arange(self._next_id, self._next_id + len(run)) % (self._capacity + 1)
-        self._solo_ns[places] = solo
+            whole = np.where(prefill > 0, np.maximum(run - c["stolen_run_ns"], decodes), whole)
+        own = self._engines_own(whole, c)
+        if self._given is None:
+            # The engine's model is the more exact one, but it follows the machine, disturbances
+            # too: it counts within the scatter of undisturbed steps.
+            own = np.minimum(own, MAX_BAND * whole)
+        whole = np.maximum(own, solo)
+        return solo, np.where(prefill > 0, np.minimum(decodes, whole), whole), whole
+
+    def _engines_own(self, whole: Floats, c: dict[str, Floats]) -> Floats:
+        """The engine's own predictions of runs, where it made some: they are of whole steps."""
+        host = c["run_start_ns"] - c["schedule_start_ns"] + c["update_end_ns"] - c["run_end_ns"]
+        return np.where(c["predicted_ns"] > 0, c["predicted_ns"] - np.median(host), whole)
+
+    def _computed_longer(self, whole: Floats, c: dict[str, Floats]) -> Floats:
+        """By how much a run would exceed `whole` through its threads' computing alone."""
+        share, computed = self.learned.computing_share(c["num_prefill_tokens"]), c["computed_ns"]
+        is_known = (share > 0) & (computed > 0)
+        return np.where(is_known, computed / np.maximum(share, 1e-9) - whole, 0.0)
