@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 
 
 def free_port() -> int:

@@ -55,6 +55,13 @@ class OpenAnswer:
         self._response = response
         self._idle_seconds = idle_timeout_ms / 1000
 
+    def whole(self) -> bytes | None:
+        """All of the body, if it has come already: short answers do, with their head."""
+        content = self._response.content
+        if not content.is_eof() or content.exception() is not None:
+            return None
+        return content.read_nowait()
+
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives. Raises `AttemptFailedError` if it breaks off or stands still."""
         content = self._response.content

@@ -210,7 +210,7 @@ class Gateway:
             self._forget(digest, execution)
             if execution.state is not State.PROCESSING:
                 status = "success" if execution.state is State.SUCCEEDED else "failed"
-                self.parts.metrics.requests.labels(service, status).inc()
+                self.parts.metrics.count_request(service, status)
 
     async def _follow(self, follower: Follower, digest: str, execution: Execution) -> None:
         try:

@@ -91,7 +91,7 @@ class Handler:
         finally:
             self.num_in_flight -= 1
             elapsed = (self._parts.clock.now_ns() - begin_ns) / NS_PER_SECOND
-            self._parts.metrics.request_seconds.labels(route.service).observe(elapsed)
+            self._parts.metrics.observe_request(route.service, elapsed)
 
     def _reject(self, error: GatewayError) -> web.Response:
         self._parts.metrics.rejected.labels(error.code).inc()
@@ -184,7 +184,7 @@ class Handler:
                 continue
             if found.is_duplicate:
                 service = assignment.route.service
-                self._parts.metrics.requests.labels(service, "duplicate").inc()
+                self._parts.metrics.count_request(service, "duplicate")
             return response
         raise GatewayError(
             503, "record_contended", "The record changes hands too often.", retry_after_seconds=1

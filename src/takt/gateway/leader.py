@@ -89,7 +89,7 @@ class Leader:
             raise
         finally:
             if self._num_tries:
-                metrics.tries.labels(self._route.service).observe(self._num_tries)
+                metrics.observe_tries(self._route.service, self._num_tries)
 
     async def _lead(self, first: Upstream | None) -> None:
         upstream = first
@@ -117,7 +117,7 @@ class Leader:
         except AttemptFailedError as error:
             elapsed_ms = (self._parts.clock.now_ns() - begin_ns) // NS_PER_MS
             return await self._after_failure(upstream, error.failure, elapsed_ms, span)
-        self._parts.metrics.attempts.labels(self._route.service, upstream.url, "success").inc()
+        self._parts.metrics.count_attempt(self._route.service, upstream.url, "success")
         span.end(cause="", status=None, is_final=True)
         return None
 
@@ -204,19 +204,25 @@ class Leader:
         self._execution.complete(State.SUCCEEDED)
 
     async def _read_whole(self, answer: OpenAnswer) -> None:
+        body = answer.whole()
+        if body is None:
+            body = await self._read_pieces(answer)
+        self._check_size(len(body))
+        if self._execution.num_bytes:
+            raise StreamDivergedError
+        state = State.SUCCEEDED if answer.head.status < 400 else State.FAILED_FINAL
+        cause = "" if state is State.SUCCEEDED else f"status {answer.head.status}"
+        await self._recorder.finish(state, answer.head, body, cause=cause)
+        self._execution.complete(state, Answer(answer.head, body))
+
+    async def _read_pieces(self, answer: OpenAnswer) -> bytes:
         pieces: list[bytes] = []
         num_bytes = 0
         async for piece in answer.pieces():
             pieces.append(piece)
             num_bytes += len(piece)
             self._check_size(num_bytes)
-        if self._execution.num_bytes:
-            raise StreamDivergedError
-        state = State.SUCCEEDED if answer.head.status < 400 else State.FAILED_FINAL
-        body = b"".join(pieces)
-        cause = "" if state is State.SUCCEEDED else f"status {answer.head.status}"
-        await self._recorder.finish(state, answer.head, body, cause=cause)
-        self._execution.complete(state, Answer(answer.head, body))
+        return b"".join(pieces)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._parts.options.max_response_bytes:
@@ -299,7 +305,7 @@ class Leader:
 
     def _count(self, upstream: Upstream, failure: Failure, *, repeats: bool) -> None:
         metrics = self._parts.metrics
-        metrics.attempts.labels(self._route.service, upstream.url, failure.outcome.value).inc()
+        metrics.count_attempt(self._route.service, upstream.url, failure.outcome.value)
         if failure.outcome is Outcome.UNKNOWN:
             metrics.unknown.labels(self._route.service, "retry" if repeats else "fail").inc()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -21,6 +22,7 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self._known: dict[tuple[str, ...], Any] = {}
         self.requests = Counter(
             "idempotent_request",
             "Answered requests with a key: executed here with success or not, or a duplicate that "
@@ -67,6 +69,25 @@ class GatewayMetrics:
             self.unknown.labels(service, action)
         for counter in (self.takeovers, self.leases_lost, self.dead_letters, self.hedges):
             counter.labels(service)
+
+    def count_request(self, service: str, status: str) -> None:
+        self._child(self.requests, "requests", service, status).inc()
+
+    def count_attempt(self, service: str, upstream: str, outcome: str) -> None:
+        self._child(self.attempts, "attempts", service, upstream, outcome).inc()
+
+    def observe_tries(self, service: str, num_tries: int) -> None:
+        self._child(self.tries, "tries", service).observe(num_tries)
+
+    def observe_request(self, service: str, seconds: float) -> None:
+        self._child(self.request_seconds, "request_seconds", service).observe(seconds)
+
+    def _child(self, metric: Any, *name_and_labels: str) -> Any:
+        """`metric.labels(...)`, whose checks and lock every request would otherwise pass again."""
+        found = self._known.get(name_and_labels)
+        if found is None:
+            found = self._known[name_and_labels] = metric.labels(*name_and_labels[1:])
+        return found
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"takt_gateway_{name}", documentation, labels, registry=self.registry)

@@ -120,7 +120,8 @@ def append(
 
 
 def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
-    if not _holds(db, now, held):
+    num_chunks = _num_chunks(db, now, held)
+    if num_chunks is None:
         row = _row(db, held.digest)
         return (
             row is not None
@@ -128,7 +129,7 @@ def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
             and row["token"] == held.token
             and row["state"] == end.state
         )
-    if end.first_chunk == 0:
+    if num_chunks and end.first_chunk == 0:
         db.execute("DELETE FROM chunks WHERE digest = ?", (held.digest,))
     _add_chunks(db, held.digest, end.first_chunk, end.chunks)
     if end.request is not None:
@@ -230,11 +231,17 @@ def _row(db: sqlite3.Connection, digest: str) -> sqlite3.Row | None:
 
 
 def _holds(db: sqlite3.Connection, now: Now, held: Held) -> bool:
+    return _num_chunks(db, now, held) is not None
+
+
+def _num_chunks(db: sqlite3.Connection, now: Now, held: Held) -> int | None:
+    """Chunks of the answer so far; None if the claim is not held any more."""
     query = (
-        "SELECT 1 FROM records "
+        "SELECT num_chunks FROM records "
         "WHERE digest = ? AND token = ? AND state = 'processing' AND expires_ms > ?"
     )
-    return db.execute(query, (held.digest, held.token, now.wall_ms)).fetchone() is not None
+    row = db.execute(query, (held.digest, held.token, now.wall_ms)).fetchone()
+    return None if row is None else int(row[0])
 
 
 def _is_lease_alive(row: sqlite3.Row, now: Now) -> bool:
