@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from takt.clock import MonotonicClock
 from takt.completion import Completion, CompletionOutput
@@ -26,10 +26,11 @@ from takt.engine.requests import with_seed
 from takt.engine.text import TextStream, stop_strings
 from takt.errors import ConfigError, InvalidRequestError
 from takt.loading.base import Tokenizer
-from takt.server.chat import ChatRenderer
-from takt.server.chat_template import ChatTemplate
 from takt.types.kv import KVCacheSpec
 from takt.types.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from takt.server.chat import ChatRenderer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -191,6 +192,10 @@ class LLM:
         template_kwargs: Mapping[str, Any] | None,
     ) -> list[int]:
         if self._renderer is None:
+            # Templates need Jinja, and most programs that complete texts have none.
+            from takt.server.chat import ChatRenderer
+            from takt.server.chat_template import ChatTemplate
+
             source = self._tokenizer.chat_template
             template = None if source is None else ChatTemplate(source, "the model's own")
             self._renderer = ChatRenderer(self._tokenizer, template)

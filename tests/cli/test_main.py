@@ -3,19 +3,37 @@
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
 
 import takt
-from takt.cli.main import app
+from takt.cli.main import MODULES, main, make_app
+from takt.config import ModelConfigOptions
+
+Ended = subprocess.CompletedProcess[str]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> Ended:
+    """In a process of its own."""
     code = "from takt.cli.main import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
     )
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """The same in this process: for what leaves nothing behind."""
+
+    def call(*arguments: str) -> Ended:
+        with pytest.raises(SystemExit) as end:
+            main(list(arguments))
+        return Ended(arguments, int(end.value.code or 0), *capsys.readouterr())
+
+    return call
 
 
 def test_an_interrupt_while_the_command_line_is_loaded_leaves_no_trace() -> None:
@@ -60,8 +78,10 @@ def test_an_interrupt_while_the_command_line_is_loaded_leaves_no_trace() -> None
         (["dlq", "frobnicate"], ["frobnicate", "takt dlq --help"]),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: list[str]) -> None:
-    result = run(*arguments)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    call: Callable[..., Ended], arguments: list[str], words: list[str]
+) -> None:
+    result = call(*arguments)
     assert result.returncode == 2
     assert len(result.stderr.strip().splitlines()) == 1
     for word in words:
@@ -71,20 +91,22 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments: list[str], words: list
 def test_help_lists_every_command() -> None:
     result = run("--help")
     assert result.returncode == 0
-    for command in ("serve", "pull", "models", "generate", "chat"):
-        assert command in result.stdout
+    for command in MODULES:
+        assert f"\n  {command} " in result.stdout
 
 
-def test_no_arguments_at_all_show_the_help_and_nothing_else() -> None:
-    result = run()
+def test_no_arguments_at_all_show_the_help_and_nothing_else(call: Callable[..., Ended]) -> None:
+    result = call()
     assert result.returncode == 2
     assert "serve" in result.stdout
     assert result.stderr == ""
 
 
-def test_help_has_every_flag_in_full_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_has_every_flag_in_full_on_a_narrow_terminal(
+    call: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = run("serve", "--help").stdout.splitlines()
+    lines = call("serve", "--help").stdout.splitlines()
     words = {word for line in lines for word in line.split()}
     for flag in ("--kv-cache-memory-bytes", "--no-enable-prefix-caching", "--slo-itl-p99-ms"):
         assert flag in words
@@ -92,15 +114,15 @@ def test_help_has_every_flag_in_full_on_a_narrow_terminal(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("argument", ["version", "--version"])
-def test_version_is_one_line(argument: str) -> None:
-    result = run(argument)
+def test_version_is_one_line(call: Callable[..., Ended], argument: str) -> None:
+    result = call(argument)
     assert result.returncode == 0
     assert result.stdout == f"{takt.__version__}\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "generate", "chat", "pull"])
 def test_every_option_and_argument_of_a_command_is_explained(command: str) -> None:
-    for parameter in typer.main.get_command(app).commands[command].params:  # type: ignore[attr-defined]
+    for parameter in typer.main.get_command(make_app()).commands[command].params:  # type: ignore[attr-defined]
         assert parameter.help, parameter.name
 
 
@@ -108,7 +130,7 @@ def test_an_address_in_use_is_said_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = run("serve", "--port", str(port))
-    assert result.returncode == 1
+    assert result.returncode == 2
     (line,) = result.stderr.strip().splitlines()
     assert line == (
         f"takt: cannot listen on 127.0.0.1 port {port}: Address already in use; "
@@ -116,8 +138,26 @@ def test_an_address_in_use_is_said_once() -> None:
     )
 
 
-def test_missing_model_names_what_there_is() -> None:
-    result = run("generate", "smollm2-136m", "x")
-    assert result.returncode != 0
+def test_missing_model_names_what_there_is(call: Callable[..., Ended]) -> None:
+    result = call("generate", "smollm2-136m", "x")
+    assert result.returncode == 2
     assert "smollm2-135m" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    call: Callable[..., Ended], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TAKT_CACHE", str(tmp_path / "file" / "cache"))
+    for arguments in (["pull", "smollm2-135m"], ["pull", "a/b"], ["topo", "--measure"]):
+        result = call(*arguments)
+        assert result.returncode == 2, arguments
+        (line,) = result.stderr.strip().splitlines()
+        assert "TAKT_CACHE" in line
+
+
+@pytest.mark.parametrize("dtype", ["half", "float"])
+def test_types_have_their_names_in_c_too(call: Callable[..., Ended], dtype: str) -> None:
+    assert ModelConfigOptions(dtype=dtype).dtype == {"half": "float16", "float": "float32"}[dtype]
+    assert "no such file" in call("generate", "./missing", "x", "--dtype", dtype).stderr

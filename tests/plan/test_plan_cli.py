@@ -6,7 +6,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from takt.cli.plan import register
+from takt.cli import plan, simulate
 from takt.errors import ConfigError
 
 BRIEF = [
@@ -22,7 +22,8 @@ SIMULATE += ["--num-processes", "1"]
 
 def run(*arguments: str) -> Result:
     app = typer.Typer()
-    register(app)
+    plan.register(app)
+    simulate.register(app)
     return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "120"})
 
 

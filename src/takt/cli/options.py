@@ -21,6 +21,7 @@ from takt.config import (
     ServerOptions,
 )
 from takt.gateway.options import GatewayOptions
+from takt.plan.simulate_options import SimulateOptions
 from takt.verify.options import VerifyOptions
 
 OptionTable = (
@@ -32,6 +33,7 @@ OptionTable = (
     | type[BenchOptions]
     | type[GatewayOptions]
     | type[VerifyOptions]
+    | type[SimulateOptions]
 )
 
 ENGINE_TABLES: tuple[OptionTable, ...] = (
@@ -51,6 +53,7 @@ PANELS: dict[OptionTable, str] = {
     BenchOptions: "Load",
     GatewayOptions: "Gateway",
     VerifyOptions: "Verification",
+    SimulateOptions: "Simulation",
 }
 
 
@@ -75,8 +78,9 @@ def with_options(tables: Sequence[OptionTable], *, skip: Sequence[str] = ()) -> 
             if p.kind is not inspect.Parameter.VAR_KEYWORD
         ]
         parameters = own + [
-            _parameter(table, field)
+            _parameter(table, field, hints[field.name])
             for table in tables
+            for hints in [typing.get_type_hints(table)]
             for field in dataclasses.fields(table)
             if field.name not in skip
         ]
@@ -120,6 +124,11 @@ def verify_options(options: dict[str, Any]) -> VerifyOptions:
     return options_read
 
 
+def simulate_options(options: dict[str, Any]) -> SimulateOptions:
+    options_read: SimulateOptions = _pick(SimulateOptions, options)
+    return options_read
+
+
 def _pick(table: Any, options: dict[str, Any]) -> Any:
     names = {field.name for field in dataclasses.fields(table)}
     return table(
@@ -131,8 +140,9 @@ def _pick(table: Any, options: dict[str, Any]) -> Any:
     )
 
 
-def _parameter(table: OptionTable, field: dataclasses.Field[Any]) -> inspect.Parameter:
-    annotation = typing.get_type_hints(table)[field.name]
+def _parameter(
+    table: OptionTable, field: dataclasses.Field[Any], annotation: Any
+) -> inspect.Parameter:
     default: Any = field.default
     flags = [flag_of(field.name), *field.metadata.get("short", ())]
     if is_switch(field):

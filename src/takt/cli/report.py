@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from takt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def report_console(file_width: int = 120, *, is_stderr: bool = False) -> Console:
     """A terminal has its own width; in a file or a pipe, lines are at least `file_width` long."""
+    from rich.console import Console
+
     console = Console(highlight=False, stderr=is_stderr)
     if not console.is_terminal:
         console.width = max(console.width, file_width)

