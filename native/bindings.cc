@@ -246,6 +246,7 @@ void bind_measure(nb::module_& m) {
 
 NB_MODULE(_native, m) {
   m.doc() = "Kernels, thread pool and program replay of takt.ops.native.";
+  m.attr("source_stamp") = source_stamp();
 
   nb::class_<Weight>(m, "Weight")
       .def_prop_ro("num_rows", [](const Weight& w) { return w.packed->rows(); })

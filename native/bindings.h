@@ -6,4 +6,7 @@ namespace takt {
 
 void bind_links(nanobind::module_& m);
 
+// Of the sources that the module is built from; source_stamp.cmake defines it.
+const char* source_stamp();
+
 }  // namespace takt

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+source_stamp: str
+
 class Weight:
     @property
     def num_rows(self) -> int: ...

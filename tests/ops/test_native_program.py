@@ -14,6 +14,7 @@ import pytest
 from random_model import HIDDEN, RandomLayer, RandomModel
 from step_driver import Chunk, StepDriver
 from takt.errors import ConfigError, EngineDeadError, InvariantError, ModelError
+from takt.ops.create import num_usable_cpus
 from takt.ops.native.ops import NativeOps
 from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
 from takt.types.quant import QuantTensor, QuantType
@@ -197,7 +198,7 @@ def test_weights_that_do_not_agree_are_refused() -> None:
         ops.pack_linear([matrix(16, 32)], np.zeros(15))
 
 
-@pytest.mark.parametrize("num_threads", [0, -1, 5000])
+@pytest.mark.parametrize("num_threads", [0, -1, 5000, 4 * num_usable_cpus() + 1])
 def test_impossible_numbers_of_threads_are_refused(num_threads: int) -> None:
     with pytest.raises(ConfigError, match="--num-threads"):
         NativeOps(num_threads)

@@ -32,13 +32,8 @@ def num_usable_cpus() -> int:
 
 
 def _create_native(num_threads: int | None, num_peers: int) -> Ops:
-    try:
-        from takt.ops.native.ops import NativeOps
-    except ImportError as error:
-        raise ConfigError(
-            f"the native module takt._native cannot be loaded ({error}); run `make install` "
-            "(it needs g++), or use --backend torch"
-        ) from error
+    from takt.ops.native.ops import NativeOps
+
     return NativeOps(num_threads, num_peers)
 
 

@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 _TYPE_INDEX = {quant_type: index for index, quant_type in enumerate(QuantType)}
 _NO_VALUE = -1
 
+MAX_THREADS_PER_CPU = 4
+"""More would only take turns; a number that large is a mistake of unit or of machine."""
+
 
 class NativeOps:
     """Operators on a pool of `num_threads` threads, the CPUs this process may use if None.
@@ -36,6 +39,11 @@ class NativeOps:
         num_cpus = _native.num_usable_cpus()
         if num_threads is None:
             num_threads = num_cpus
+        if num_threads > MAX_THREADS_PER_CPU * num_cpus:
+            raise ConfigError(
+                f"--num-threads {num_threads} is more than {MAX_THREADS_PER_CPU} for each of the "
+                f"{num_cpus} CPUs this process may use; {num_cpus} are fastest"
+            )
         try:
             self._pool = _native.Pool(num_threads, num_peers)
         except ValueError as error:
