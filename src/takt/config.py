@@ -16,6 +16,10 @@ MAX_TARGET_MS = 1e9
 """Targets beyond it, some eleven days, promise nothing."""
 
 
+_DTYPES_OF_C = {"half": "float16", "float": "float32"}
+"""Further names of types, as vLLM and PyTorch have them."""
+
+
 def _option(default: Any, help_text: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": help_text, **extra})
 
@@ -33,7 +37,7 @@ class ModelConfigOptions:
         "auto",
         "auto keeps quantised weights and makes float weights int8, both with int8 activations; "
         "float32 computes everything in fp32; bfloat16 rounds weights and activations to bf16; "
-        "float16 keeps weights in fp16 and activations in fp32.",
+        "float16 keeps weights in fp16 and activations in fp32. half is float16, float float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantization: str = _option(
@@ -48,7 +52,8 @@ class ModelConfigOptions:
         choices=("native", "torch"),
     )
     num_threads: int | None = _option(
-        None, "Threads of a step; the CPUs this process may use if not given."
+        None,
+        "Threads of a step; the CPUs this process may use if not given, and at most four for each.",
     )
     enforce_eager: bool = _option(
         False, "Call the model's operators one by one from Python: slow, for debugging."
@@ -56,6 +61,9 @@ class ModelConfigOptions:
     load_format: str = _option(
         "auto", "auto, gguf or safetensors.", choices=("auto", "gguf", "safetensors")
     )
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _DTYPES_OF_C.get(self.dtype, self.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,23 +6,40 @@ from collections.abc import Mapping
 
 
 class TaktError(Exception):
-    """Base of every error raised on purpose; its text is fit to be shown as it stands."""
+    """Base of every error raised on purpose; its text is fit to be shown as it stands.
+
+    `exit_code` is the program's: 2 if what was asked must change, 1 if trying again may help.
+    """
+
+    exit_code = 1
 
 
 class ConfigError(TaktError):
-    """A flag or a combination of flags that cannot work. The command line exits with 2."""
+    """A flag or a combination of flags that cannot work."""
+
+    exit_code = 2
 
 
 class ModelError(TaktError):
     """A model that cannot be found, read or run: names the file and the field."""
+
+    exit_code = 2
 
 
 class UnsupportedModelError(ModelError):
     """A well-formed model of an architecture, tokenizer or type we do not know."""
 
 
+class FetchError(ModelError):
+    """A model that exists and cannot be fetched now: no network, or no room on the disk."""
+
+    exit_code = 1
+
+
 class InvalidRequestError(TaktError):
     """A request that can never be served as asked; HTTP 400. `param` names the field."""
+
+    exit_code = 2
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -56,7 +73,7 @@ class EngineDeadError(TaktError):
 
 
 class EngineStartError(TaktError):
-    """The engine cannot start, and trying again would not help. `exit_code` is the program's."""
+    """The engine cannot start, and trying again would not help."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)

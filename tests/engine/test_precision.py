@@ -11,6 +11,7 @@ from takt import LLM
 from takt.config import CacheOptions, EngineConfig, ModelConfigOptions
 from takt.engine.precision import resolve_policy
 from takt.errors import ConfigError
+from takt.ops.create import num_usable_cpus
 from takt.ops.native.ops import NativeOps
 from takt.types.kv import KVDtype
 from takt.types.precision import Operator, Phase, PrecisionInUse, PrecisionPolicy
@@ -63,9 +64,10 @@ def test_a_policy_names_the_cache_as_it_is_made(asked: str) -> None:
 
 
 def test_more_threads_than_cpus_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    num_threads = num_usable_cpus() + 1
     with caplog.at_level(logging.WARNING):
-        NativeOps(999).close()
-    assert "--num-threads 999 is more than the" in caplog.text
+        NativeOps(num_threads).close()
+    assert f"--num-threads {num_threads} is more than the" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [QuantType.F16, QuantType.BF16])
@@ -84,5 +86,17 @@ def test_a_context_beyond_the_models_is_refused_before_anything_is_read() -> Non
     stages: list[str] = []
     config = EngineConfig(model=ModelConfigOptions(max_model_len=10_000_000))
     with pytest.raises(ConfigError, match="more than the model was made for"):
+        LLM.from_config(config, lambda stage, done, total: stages.append(stage))
+    assert "Loading" not in stages
+
+
+@pytest.mark.model
+def test_a_context_beyond_the_pool_is_refused_before_weights_are_read() -> None:
+    stages: list[str] = []
+    config = EngineConfig(
+        model=ModelConfigOptions(max_model_len=8192),
+        cache=CacheOptions(kv_cache_memory_bytes=1 << 20),
+    )
+    with pytest.raises(ConfigError, match="the longest that fits is"):
         LLM.from_config(config, lambda stage, done, total: stages.append(stage))
     assert "Loading" not in stages

@@ -58,6 +58,12 @@ def test_this_machine_has_a_topology(capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(out)["topology"]["devices"][0]["name"] == "L3-0"
 
 
+def test_no_column_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "--cpus", "-tp", "1")
+    heading = next(line for line in out.splitlines() if "NUMA" in line)
+    assert [cell.strip() for cell in heading.strip("┃").split("┃")][-1] == "CPUs"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -176,7 +176,7 @@ def serve_here(
         ("fake:refuse", {}, 2, "takt: --max-model-len 9 is wrong"),
         ("fake", {"chat_template": "{{"}, 2, "takt: the chat template of --chat-template has"),
         ("fake", {"ssl_certfile": "/no", "ssl_keyfile": "/no"}, 2, "takt: TLS with"),
-        ("fake", {"host": "host.invalid"}, 1, "takt: cannot listen on host.invalid port 0"),
+        ("fake", {"host": "host.invalid"}, 2, "takt: cannot listen on host.invalid port 0"),
         ("fake", {"uds": "/no/such/dir/x"}, 2, "takt: --uds /no/such/dir/x: its directory"),
         ("fake", {"uds": "/tmp/" + "x" * 103}, 2, "takt: --uds has 108 bytes"),
     ],
@@ -200,7 +200,7 @@ def test_port_in_use_is_one_line_and_comes_at_once(
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         code, lines = serve_here("fake:die-at-start", port=port)
-    assert code == 1
+    assert code == 2
     assert len(lines) == 1
     assert f"port {port}" in lines[0]
 
@@ -215,7 +215,7 @@ def test_unix_socket_is_served_and_removed(
         with httpx.Client(transport=transport, base_url="http://takt") as http:
             assert http.get("/health").status_code == 200
         code, lines = serve_here("fake", uds=path)
-        assert code == 1
+        assert code == 2
         assert "another server" in lines[-1]
         server.process.send_signal(signal.SIGTERM)
         assert server.end() == 0

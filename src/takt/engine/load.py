@@ -11,9 +11,9 @@ from typing import TypeVar
 from takt.config import EngineConfig
 from takt.engine.build import LoadedModel
 from takt.engine.executor import Executor, InlineExecutor
-from takt.engine.load_ranks import load_ranks
+from takt.engine.memory import available_memory_bytes
 from takt.engine.precision import resolve_policy
-from takt.engine.sizing import EngineSizes, KVShape, check_max_model_len
+from takt.engine.sizing import EngineSizes, KVShape, check_max_model_len, plan_sizes
 from takt.errors import ConfigError
 from takt.loading.base import Checkpoint, Tokenizer
 from takt.loading.checkpoint import open_checkpoint
@@ -75,6 +75,8 @@ def _load(
         result_beside = begin_beside(checkpoint)
         eos_token_ids = load_eos_token_ids(checkpoint, config.model.tokenizer)
         if config.parallel.num_ranks > 1:
+            from takt.engine.load_ranks import load_ranks
+
             loaded = load_ranks(
                 config,
                 checkpoint,
@@ -98,6 +100,14 @@ def _load_one_rank(
     eos_token_ids: frozenset[int],
     on_progress: Callable[[int, int], None] | None,
 ) -> LoadedModel:
+    kv_shape = KVShape(
+        groups=model.kv_groups(),
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        max_model_len=model.max_position_embeddings,
+    )
+    # What cannot fit before the weights are there will not fit beside them.
+    plan_sizes(config, kv_shape, available_memory_bytes(), vocab_size=model.vocab_size)
     ops = create_ops(config.model.backend, config.model.num_threads)
     decoder = load_decoder(checkpoint, model, ops, precision=precision, on_progress=on_progress)
 
@@ -112,12 +122,7 @@ def _load_one_rank(
         return InlineExecutor(program)
 
     return LoadedModel(
-        kv_shape=KVShape(
-            groups=model.kv_groups(),
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            max_model_len=model.max_position_embeddings,
-        ),
+        kv_shape=kv_shape,
         vocab_size=model.vocab_size,
         eos_token_ids=eos_token_ids,
         precision=precision.describe(),

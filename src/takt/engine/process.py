@@ -43,7 +43,7 @@ from takt.engine.wire import (
     order_path,
     pair_socket,
 )
-from takt.errors import ConfigError, EngineDeadError, TaktError
+from takt.errors import EngineDeadError, TaktError
 
 _log = logging.getLogger("takt.engine")
 
@@ -184,9 +184,8 @@ def _serve(
         _log.error("the engine died while it started: %s", error)
         return 1
     except TaktError as error:
-        exit_code = 2 if isinstance(error, ConfigError) else 1
-        process.send(EngineFailed(order.epoch, str(error), exit_code))
-        return exit_code
+        process.send(EngineFailed(order.epoch, str(error), error.exit_code))
+        return error.exit_code
     except MemoryError:
         process.send(EngineFailed(order.epoch, "there is not enough memory for the model", 1))
         return 1

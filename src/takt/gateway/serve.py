@@ -17,7 +17,7 @@ import sys
 import uvloop
 from aiohttp import web
 
-from takt.errors import ConfigError, TaktError
+from takt.errors import ConfigError
 from takt.gateway.app import build_server
 from takt.gateway.build import build_parts, close_parts
 from takt.gateway.gateway import Gateway
@@ -162,7 +162,7 @@ def _bind(options: GatewayOptions) -> socket.socket:
         )[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        raise TaktError(
+        raise ConfigError(
             f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; "
             "choose another with --port"
         ) from None

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from takt.config import cache_home
-from takt.errors import ModelError
+from takt.errors import FetchError, ModelError
 from takt.loading.fetch_lock import fetch_lock
 from takt.loading.growth import GrowthWatch, OnProgress
 
+_UNWRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/([\w./-]+\.gguf))?", re.ASCII)
 _BESIDE = {
     "config.json",
@@ -64,7 +65,12 @@ def fetch_hub(hub_id: HubId, on_progress: OnProgress | None = None) -> Path:
         raise
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            raise ModelError(f"{hub_id}: cannot be fetched: the disk is full") from None
+            raise FetchError(f"{hub_id}: cannot be fetched: the disk is full") from None
+        if error.errno in _UNWRITABLE:
+            raise ModelError(
+                f"{hub_id}: cannot write {error.filename}: {error.strerror}; TAKT_CACHE and "
+                "HF_HOME name other places"
+            ) from None
         raise _failure(hub_id, error) from None
     except Exception as error:  # The client raises those of its HTTP library too.
         raise _failure(hub_id, error) from None
@@ -137,6 +143,6 @@ def _failure(hub_id: HubId, error: Exception) -> ModelError:
     if kind == "GatedRepoError":
         return ModelError(f"{hub_id}: its licence must be accepted on the Hub, then set HF_TOKEN")
     if "Connect" in kind or "Timeout" in kind or "Offline" in kind or kind == "ProxyError":
-        return ModelError(f"{hub_id}: the Hub cannot be reached (no network?)")
+        return FetchError(f"{hub_id}: the Hub cannot be reached (no network?)")
     lines = str(error).strip().splitlines() or [kind]
-    return ModelError(f"{hub_id}: cannot be fetched: {lines[0]}")
+    return FetchError(f"{hub_id}: cannot be fetched: {lines[0]}")

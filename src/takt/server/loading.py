@@ -13,10 +13,12 @@ from typing import TypeVar, cast
 
 from takt.config import EngineConfig, ServerOptions
 from takt.engine.client import EngineClient
+from takt.engine.sizing import check_max_model_len
 from takt.loading.base import Tokenizer
 from takt.loading.checkpoint import open_checkpoint
 from takt.loading.hub import resolve_model
 from takt.loading.tokenizer import load_tokenizer
+from takt.models.config import read_model_config
 from takt.server.chat import ChatRenderer
 from takt.server.chat_template import load_chat_template
 from takt.server.state import ServedModel, longest_token_chars
@@ -39,13 +41,15 @@ async def load_text_side(
 ) -> TextSide:
     """Resolves the model (which may fetch it) and reads its tokenizer and chat template.
 
-    Raises `ModelError`, or `ConfigError` for a template with a syntax error.
+    Raises `ModelError`, or `ConfigError` for a template with a syntax error or a context that the
+    model was not made for.
     """
 
     def load() -> TextSide:
         resolved = resolve_model(engine.model.model, on_progress)
         checkpoint = open_checkpoint(Path(resolved.path), engine.model.load_format)
         try:
+            check_max_model_len(engine, read_model_config(checkpoint).max_position_embeddings)
             tokenizer = load_tokenizer(checkpoint, engine.model.tokenizer)
         finally:
             checkpoint.close()

@@ -24,7 +24,7 @@ from takt.engine.messages import StepStats
 from takt.engine.proc_client import ProcessEngineClient
 from takt.engine.replicas import ReplicatedEngineClient
 from takt.engine.time_slice import SHORT_SLICE_NS, set_time_slice
-from takt.errors import ConfigError, EngineStartError, TaktError
+from takt.errors import TaktError
 from takt.observe.ledger.ledger import SLO
 from takt.observe.metrics import Metrics
 from takt.observe.step_log import StepLog
@@ -53,8 +53,8 @@ _SWITCH_SECONDS = 0.0005
 def serve(engine: EngineConfig, server: ServerOptions) -> int:
     """Serves a model until a signal or a fatal error; returns the program's exit code.
 
-    0 after a signal, 2 for a mistake in the configuration, 1 for anything else, such as a port in
-    use or an engine that keeps dying: one line on stderr each.
+    0 after a signal, else that of the error, in one line on stderr: 2 for what its user must
+    change, 1 for anything else, such as an engine that keeps dying.
     """
     console = Console(stderr=True, highlight=False)
     try:
@@ -72,9 +72,7 @@ def serve(engine: EngineConfig, server: ServerOptions) -> int:
     except TaktError as error:
         console.print("[bold red]takt:[/]", end=" ")
         console.print(str(error), markup=False, soft_wrap=True)
-        if isinstance(error, EngineStartError):
-            return error.exit_code
-        return 2 if isinstance(error, ConfigError) else 1
+        return error.exit_code
 
 
 class _Service:

@@ -84,7 +84,8 @@ def print_topology(topology: Topology, console: Console) -> None:
     table.add_column("")
     for device in topology.devices:
         table.add_column(device.name, justify="right")
-    for heading in ("NUMA", "CPUs", ""):
+    details = ["" if d.detail.startswith("CPUs ") else d.detail for d in topology.devices]
+    for heading in ("NUMA", "CPUs", "device")[: 3 if any(details) else 2]:
         table.add_column(heading)
     labels, bandwidths = topology.labels(), topology.bandwidths()
     for i, device in enumerate(topology.devices):
@@ -93,8 +94,8 @@ def print_topology(topology: Topology, console: Console) -> None:
             for j in range(topology.num_devices)
         ]
         node = "" if device.numa_node is None else str(device.numa_node)
-        detail = "" if device.detail.startswith("CPUs ") else device.detail
-        table.add_row(device.name, *cells, node, format_cpu_list(device.cpus), detail)
+        extra = [details[i]] if any(details) else []
+        table.add_row(device.name, *cells, node, format_cpu_list(device.cpus), *extra)
     console.print(table)
 
 
