@@ -15,7 +15,7 @@ from random_model import HIDDEN, RandomLayer, RandomModel
 from step_driver import Chunk, StepDriver
 from takt.errors import ConfigError, EngineDeadError, InvariantError, ModelError
 from takt.ops.create import num_usable_cpus
-from takt.ops.native.ops import NativeOps
+from takt.ops.native.ops import MAX_THREADS_PER_CPU, NativeOps
 from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
 from takt.types.quant import QuantTensor, QuantType
 from takt.types.step import StepLimits
@@ -66,7 +66,7 @@ def test_ten_thousand_tiny_steps(model: RandomModel) -> None:
 def test_more_threads_than_cpus(model: RandomModel) -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
     results = []
-    for num_threads in (1, 9):
+    for num_threads in (1, min(9, MAX_THREADS_PER_CPU * num_usable_cpus())):
         ops = NativeOps(num_threads)
         driver = model.drive(ops, max_logprobs=0)
         results.append([r.token_id for r in driver.generate(prompt, 60)])
@@ -198,7 +198,7 @@ def test_weights_that_do_not_agree_are_refused() -> None:
         ops.pack_linear([matrix(16, 32)], np.zeros(15))
 
 
-@pytest.mark.parametrize("num_threads", [0, -1, 5000, 4 * num_usable_cpus() + 1])
+@pytest.mark.parametrize("num_threads", [0, -1, 5000, MAX_THREADS_PER_CPU * num_usable_cpus() + 1])
 def test_impossible_numbers_of_threads_are_refused(num_threads: int) -> None:
     with pytest.raises(ConfigError, match="--num-threads"):
         NativeOps(num_threads)
