@@ -62,10 +62,13 @@ bench-peers: install
 profile: install
 	@$(BIN)/python -m benchmarks.profile --model $(MODEL) $(ARGS)
 
-# Native all-reduce against gloo, ranks against one process, depths of a pipeline, deaths of ranks.
+# Native all-reduce against gloo and by what it exchanges, ranks against one process, depths of a
+# pipeline, deaths of ranks, offload.
 # ARGS="--quick": a check.
 bench-parallel: $(VENV)/.installed-test
 	@$(BIN)/python benchmarks/all_reduce.py $(ARGS)
+	@$(BIN)/python benchmarks/all_reduce_dtypes.py $(ARGS)
+	@$(BIN)/python -m benchmarks.all_reduce_quality $(ARGS)
 	@$(BIN)/python benchmarks/ranks.py $(ARGS)
 	@$(BIN)/python benchmarks/pipeline_depth.py $(ARGS)
 	@$(BIN)/python benchmarks/rank_deaths.py $(ARGS)

@@ -16,6 +16,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from takt import LLM, SamplingParams
 
@@ -31,7 +32,7 @@ class Measured:
     kv_bytes_per_token: float
 
 
-def measure(model: str, num_tokens: int, context: int, **options: str) -> Measured:
+def measure(model: str, num_tokens: int, context: int, **options: Any) -> Measured:
     """exp of the mean negative logprob, in one engine that is closed again."""
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     with LLM(model, max_model_len=context + 1, **options) as llm:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from benchmarks.perplexity import MAX_LOSS, perplexity
+from benchmarks.perplexity import MAX_LOSS, measure
 
 from takt import LLM, SamplingParams
 
@@ -58,7 +58,7 @@ def run(model: str, names: Sequence[str], is_quick: bool) -> dict[str, Policy]:
             measure_gaps(model, policy, 16 if is_quick else 256)
     tokens, context = (256, 129) if is_quick else (8192, 1024)
     for policy in policies.values():
-        policy.perplexity = perplexity(model, tokens, context, **policy.options)
+        policy.perplexity = measure(model, tokens, context, **policy.options).perplexity
     return policies
 
 

@@ -16,6 +16,7 @@
 
 #include "bindings.h"
 #include "kernels/linear.h"
+#include "measure/all_reduce_cost.h"
 #include "measure/barrier_cost.h"
 #include "measure/codec_cost.h"
 #include "measure/instruction_peak.h"
@@ -238,6 +239,11 @@ void bind_measure(nb::module_& m) {
     const CodecCost cost = codec_cost(format, seconds);
     return std::pair(cost.encode_ns, cost.decode_ns);
   }, "format"_a, "seconds"_a);
+  m.def("all_reduce_ns", [](const std::vector<int>& cpus, const std::string& payload,
+                            int64_t num_values, int num_rounds) {
+    nb::gil_scoped_release release;
+    return all_reduce_ns(cpus, payload_of(payload), num_values, num_rounds);
+  }, "cpus"_a, "payload"_a, "num_values"_a, "num_rounds"_a);
   m.def("barrier_cost_ns", &barrier_cost_ns, "num_threads"_a, "spins"_a, "num_steps"_a,
         Release());
 }

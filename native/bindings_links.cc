@@ -1,6 +1,7 @@
 // The part of takt._native that connects ranks: takt.parallel makes these over shared memory.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
 #include <atomic>
 #include <stdexcept>
@@ -41,6 +42,13 @@ void check_floats(const Link& link, int64_t count) {
   }
 }
 
+void check_payload(const Communicator& group, int64_t count) {
+  if (group.payload() != Payload::kF32 && count % kPayloadGroup != 0) {
+    throw std::invalid_argument("compressed sums must have a multiple of 32 values, not " +
+                                std::to_string(count));
+  }
+}
+
 void check_done(bool done) {
   if (!done) throw std::runtime_error("another rank is gone");
 }
@@ -51,19 +59,20 @@ void bind_communicator(nb::module_& m) {
       .def(
           "__init__",
           [](Communicator* self, const Segment& segment, size_t offset, int rank, int num_ranks,
-             size_t slot_bytes, int64_t spin_ns) {
+             size_t slot_bytes, int64_t spin_ns, const std::string& payload) {
             new (self) Communicator(
                 part_of(segment, offset, Communicator::bytes(num_ranks, slot_bytes)),
-                abort_word(segment), rank, num_ranks, slot_bytes, spin_ns);
+                abort_word(segment), rank, num_ranks, slot_bytes, spin_ns, payload_of(payload));
           },
           "segment"_a, "offset"_a, "rank"_a, "num_ranks"_a, "slot_bytes"_a, "spin_ns"_a,
-          nb::keep_alive<1, 2>())
+          "payload"_a = "float32", nb::keep_alive<1, 2>())
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("num_ranks", &Communicator::num_ranks)
       .def(
           "all_reduce",
           [](Communicator& c, FloatBuffer values) {
             check_floats(c, int64_t(values.size()));
+            check_payload(c, int64_t(values.size()));
             nb::gil_scoped_release release;
             check_done(c.all_reduce(values.data(), int64_t(values.size())));
           },

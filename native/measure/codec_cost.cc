@@ -6,10 +6,8 @@
 
 #include "kernels/activation.h"
 #include "kernels/codec.h"
-#include "kernels/linear.h"
 #include "kernels/round_bf16.h"
 #include "measure/rate.h"
-#include "program/memory.h"
 
 namespace takt {
 namespace {
@@ -43,15 +41,23 @@ CodecCost codec_cost(const std::string& format, double seconds) {
         ns_per_value(seconds, [&] { round_row_to_bf16(values.data(), kNumValues, coded.data()); });
     return {encode, ns_per_value(seconds, [&] { add_bf16(coded.data(), kNumValues, sum.data()); })};
   }
-  if (format == "int8") {
-    const Memory coded(q8_row_bytes(kNumValues));
+  if (format == "fp16") {
+    std::vector<uint16_t> coded(values.size());
     const double encode =
-        ns_per_value(seconds, [&] { quantize_row(values.data(), kNumValues, coded.data()); });
-    const Q8Row row = q8_row_at(coded.data(), kNumValues);
-    return {encode,
-            ns_per_value(seconds, [&] { add_int8(row.q, row.scale, kNumValues, sum.data()); })};
+        ns_per_value(seconds, [&] { round_row_to_f16(values.data(), kNumValues, coded.data()); });
+    return {encode, ns_per_value(seconds, [&] { add_f16(coded.data(), kNumValues, sum.data()); })};
   }
-  throw std::invalid_argument("no codec named '" + format + "'; known: bf16, int8");
+  if (format == "int8") {
+    std::vector<int8_t> coded(values.size());
+    std::vector<float> scale(values.size() / size_t(kGroup));
+    const double encode = ns_per_value(seconds, [&] {
+      quantize_groups(values.data(), kNumValues, coded.data(), scale.data());
+    });
+    return {encode, ns_per_value(seconds, [&] {
+              add_int8(coded.data(), scale.data(), kNumValues, sum.data());
+            })};
+  }
+  throw std::invalid_argument("no codec named '" + format + "'; known: bf16, fp16, int8");
 }
 
 }  // namespace takt

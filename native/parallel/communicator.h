@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "parallel/link.h"
+#include "parallel/payload.h"
 
 namespace takt {
 
@@ -20,24 +21,30 @@ class Communicator final : public Link {
   // Bytes of shared memory that a group takes.
   static size_t bytes(int num_ranks, size_t slot_bytes);
 
-  // `memory` is 64-byte aligned and zero at first; it outlives the communicator.
+  // `memory` is 64-byte aligned and zero at first; it outlives the communicator. `payload` is what
+  // sums exchange, the same on all ranks.
   Communicator(std::byte* memory, const std::atomic<uint32_t>* abort, int rank, int num_ranks,
-               size_t slot_bytes, int64_t spin_ns);
+               size_t slot_bytes, int64_t spin_ns, Payload payload = Payload::kF32);
 
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }
+  Payload payload() const { return payload_; }
   size_t slot_bytes() const override { return slot_bytes_; }
 
   // The steps of collective `n`, each false if aborted: wait_writable, write to slot(rank(), n),
-  // publish a lane, wait for the others' lane, read their slots.
+  // publish a lane, wait for the others' lane, read their slots; and once more for sums, where a
+  // collective has two steps.
   bool wait_writable(uint64_t n) const;
   std::byte* slot(int rank, uint64_t n) const;
   void publish(uint64_t n, int lane) const;
   bool wait_published(int rank, uint64_t n, int lane) const;
   bool wait_all_published(uint64_t n, int lane) const;
+  void publish_sums(uint64_t n, int lane) const;
+  bool wait_all_sums(uint64_t n, int lane) const;
 
   // values[i] = sum over ranks of their values[i], in the order of ranks. For callers without a
-  // program; takes a number of its own. False if aborted. `count` floats fit a slot.
+  // program; takes a number of its own. False if aborted. `count` floats fit a slot, and are a
+  // multiple of kPayloadGroup if they are compressed.
   bool all_reduce(float* values, int64_t count);
   // out, on rank 0: each rank's `count` floats, one after the other; `out` is unused elsewhere.
   bool gather(const float* values, int64_t count, float* out);
@@ -45,6 +52,7 @@ class Communicator final : public Link {
  private:
   struct alignas(64) Lane {
     SharedWord published;
+    SharedWord sums;
   };
   struct RankWords {
     Lane lanes[kMaxLanes];
@@ -52,11 +60,15 @@ class Communicator final : public Link {
   };
 
   RankWords& words(int rank) const;
+  void raise(SharedWord& word, uint64_t n) const;
+  bool wait_raised(const SharedWord& word, uint64_t n) const;
+  bool all_reduce_compressed(uint64_t n, float* values, int64_t count) const;
 
   std::byte* memory_;
   int rank_;
   int num_ranks_;
   size_t slot_bytes_;
+  Payload payload_;
 };
 
 // out[i] = sum over ranks of the floats at `at` bytes in their slots of collective n, in the order

@@ -41,12 +41,11 @@ class SharedWait {
   template <class Condition>
   bool until(Bell& bell, Condition ready, int64_t longest_sleep_ns = kLongestSleepNs) const {
     if (ready()) return true;
-    const int64_t start = now_ns();
+    int64_t start = 0;  // of the spin, from the first look at the clock
     for (int turn = 1;; ++turn) {
       if (ready()) return true;
       if (is_aborted()) return false;
-      // The clock costs as much as ten turns; look at it now and then.
-      if (spin_ns_ > 0 && (turn % kTurnsPerLook != 0 || now_ns() - start < spin_ns_)) {
+      if (may_spin(turn, start)) {
         spin_pause();
         continue;
       }
@@ -60,6 +59,15 @@ class SharedWait {
  private:
   static constexpr int kTurnsPerLook = 16;
   static constexpr int64_t kLongestSleepNs = 2'000'000;
+
+  // The clock costs as much as ten turns; a wait that is soon over needs none.
+  bool may_spin(int turn, int64_t& start) const {
+    if (spin_ns_ == 0) return false;
+    if (turn % kTurnsPerLook != 0) return true;
+    const int64_t now = now_ns();
+    if (start == 0) start = now;
+    return now - start < spin_ns_;
+  }
 
   const std::atomic<uint32_t>* abort_;
   int64_t spin_ns_;

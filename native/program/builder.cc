@@ -203,6 +203,9 @@ void ProgramBuilder::sample_block(const PendingLogits& from, LogitsBlock block) 
 int ProgramBuilder::all_reduce(int x, SharedCommunicator group) {
   const int64_t width = value(x, "a sum's input").width;
   check_slot(group->slot_bytes(), limits_.max_num_tokens, width);
+  if (group->payload() != Payload::kF32 && width % kPayloadGroup != 0) {
+    refuse("compressed sums must have a multiple of 32 columns, not " + std::to_string(width));
+  }
   read(x, true, false);
   const int output = new_token_value(width);
   add(std::make_unique<AllReduce>(limits_, std::move(group), x, width, output));

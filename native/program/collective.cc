@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/sampling.h"
+#include "parallel/compressed_sum.h"
 #include "program/rows.h"
 #include "program/step_context.h"
 
@@ -45,21 +46,46 @@ TileGrid AllReduce::grid(const StepContext& step) const {
 }
 
 void AllReduce::run(TileRun tile) const noexcept {
-  const StepContext& step = tile.step;
-  const TileRange range = tile_range(step.grid(tile.instruction), tile.tile);
-  const uint64_t n = step.transfer(tile.instruction);
-  const RowSource x(step, x_);
+  const TileRange range = tile_range(tile.step.grid(tile.instruction), tile.tile);
   const RowTarget out(tile, outputs[0], range);
-  float* gathered = tile.scratch.take<float>(width_);
-  if (!group_->wait_writable(n)) return;
+  float* row_values = tile.scratch.take<float>(width_);
+  if (!group_->wait_writable(tile.step.transfer(tile.instruction))) return;
+  if (group_->payload() == Payload::kF32) {
+    sum_rows(tile, range, row_values, out);
+  } else {
+    sum_compressed_rows(tile, range, row_values, out);
+  }
+}
+
+void AllReduce::sum_rows(const TileRun& tile, const TileRange& range, float* row_values,
+                         const RowTarget& out) const {
+  const uint64_t n = tile.step.transfer(tile.instruction);
+  const RowSource x(tile.step, x_);
   float* mine = floats(group_->slot(group_->rank(), n));
   for (int row = range.row0; row < range.row1; ++row) {
-    copy_row(x.f32(row, gathered), width_, mine + row * width_);
+    copy_row(x.f32(row, row_values), width_, mine + row * width_);
   }
   group_->publish(n, tile.tile);
   if (!group_->wait_all_published(n, tile.tile)) return;
   for (int row = range.row0; row < range.row1; ++row) {
-    sum_slots(*group_, n, size_t(row * width_) * sizeof(float), width_, out.f32(row));
+    sum_slots(*group_, n, row_offset(row), width_, out.f32(row));
+    out.finish(row);
+  }
+}
+
+void AllReduce::sum_compressed_rows(const TileRun& tile, const TileRange& range, float* row_values,
+                                    const RowTarget& out) const {
+  const uint64_t n = tile.step.transfer(tile.instruction);
+  const RowSource x(tile.step, x_);
+  const auto sum = [&](int row) { return CompressedSum(*group_, n, row_offset(row), width_); };
+  for (int row = range.row0; row < range.row1; ++row) sum(row).write(x.f32(row, row_values));
+  group_->publish(n, tile.tile);
+  if (!group_->wait_all_published(n, tile.tile)) return;
+  for (int row = range.row0; row < range.row1; ++row) sum(row).sum_share(row_values);
+  group_->publish_sums(n, tile.tile);
+  if (!group_->wait_all_sums(n, tile.tile)) return;
+  for (int row = range.row0; row < range.row1; ++row) {
+    sum(row).read(out.f32(row));
     out.finish(row);
   }
 }

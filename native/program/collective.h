@@ -15,6 +15,8 @@ namespace takt {
 using SharedCommunicator = std::shared_ptr<Communicator>;
 using SharedChannel = std::shared_ptr<Channel>;
 
+class RowTarget;
+
 class Transfer : public Instruction {
  public:
   bool may_redo() const override { return false; }
@@ -23,8 +25,8 @@ class Transfer : public Instruction {
   int64_t tile_work(const StepContext&, const TileGrid&) const override { return 0; }
 };
 
-// The sum of a value over the ranks of a group, in their order. Tiles are rows, cut alike on all
-// ranks; tile t is lane t of the collective.
+// The sum of a value over the ranks of a group, in their order, exchanged as the group's payload
+// says. Tiles are rows, cut alike on all ranks; tile t is lane t of the collective.
 class AllReduce final : public Transfer {
  public:
   AllReduce(const StepLimits& limits, SharedCommunicator group, int x, int64_t width, int output);
@@ -36,6 +38,13 @@ class AllReduce final : public Transfer {
   Link* link() const override { return group_.get(); }
 
  private:
+  void sum_rows(const TileRun& tile, const TileRange& range, float* row_values,
+                const RowTarget& out) const;
+  void sum_compressed_rows(const TileRun& tile, const TileRange& range, float* row_values,
+                           const RowTarget& out) const;
+  // Of a row in the slots, in bytes.
+  size_t row_offset(int row) const { return size_t(row) * size_t(width_) * sizeof(float); }
+
   int32_t max_num_tokens_;
   SharedCommunicator group_;
   int x_;

@@ -192,6 +192,13 @@ class ParallelOptions:
         "(for tests). auto is uni for one rank and mp for more.",
         choices=("auto", "uni", "mp", "inproc"),
     )
+    all_reduce_dtype: str = _option(
+        "auto",
+        "What tensor-parallel ranks exchange to sum their parts: float32, or rounded values: "
+        "bfloat16, float16, int8 (groups of 32 with a scale). auto measures them at start and "
+        "takes a rounded one only if it is faster for every size of step.",
+        choices=("auto", "float32", "bfloat16", "float16", "int8"),
+    )
     strict: bool = _option(False, "Refuse what would only warn, such as more ranks than CPUs.")
 
     def __post_init__(self) -> None:

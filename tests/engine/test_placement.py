@@ -13,9 +13,19 @@ from engine_process import engine, run
 from takt.engine.placement import Placement, place
 
 
-def test_the_server_gets_what_the_engine_leaves() -> None:
+def test_the_server_gets_what_the_engine_leaves(tmp_path: Path) -> None:
     assert place(2, 1, [7, 4, 5, 6]) == Placement((4, 5), (6, 7))
-    assert place(1, 3, [7, 4, 5, 6]) == Placement((4, 5, 6), (7,))
+    assert place(1, 3, [7, 4, 5, 6], root=tmp_path) == Placement((4, 5, 6), (7,))
+
+
+def test_ranks_are_spread_over_caches_and_the_server_gets_the_rest(tmp_path: Path) -> None:
+    """Two caches of two cores: a rank on each."""
+    for cpu in range(4):
+        cache = tmp_path / f"devices/system/cpu/cpu{cpu}/cache/index3"
+        cache.mkdir(parents=True)
+        (cache / "level").write_text("3\n")
+        (cache / "shared_cpu_list").write_text("0-1\n" if cpu < 2 else "2-3\n")
+    assert place(1, 2, range(4), tensor_size=2, root=tmp_path) == Placement((0, 2), (1, 3))
 
 
 @pytest.mark.parametrize("num_threads", [None, 2, 3])

@@ -35,7 +35,7 @@ def test_every_figure_of_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) 
         "products",
         "codecs",
     }
-    assert [codec.format for codec in figures.codecs] == ["bf16", "int8"]
+    assert [codec.format for codec in figures.codecs] == ["bf16", "fp16", "int8"]
     assert all(codec.encode_ns > 0 and codec.decode_ns > 0 for codec in figures.codecs)
     for steps in stages.values():
         assert [done for done, _ in steps] == list(range(steps[-1][1] + 1))
@@ -77,7 +77,7 @@ def test_nonsense_is_refused() -> None:
         _native.read_bandwidth(1 << 20, 1, 1e9)
     with pytest.raises(ValueError, match="cannot spin"):
         _native.barrier_cost_ns(512, True, 1)
-    with pytest.raises(ValueError, match="known: bf16, int8"):
+    with pytest.raises(ValueError, match="known: bf16, fp16, int8"):
         _native.codec_cost("fp4", MOMENT_S)
     with pytest.raises(ValueError, match="one step"):
         _native.barrier_cost_ns(1, True, 0)

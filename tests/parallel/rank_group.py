@@ -26,9 +26,17 @@ class RankGroup:
     """Stands for one `Ops` and one program towards a `StepDriver`."""
 
     def __init__(
-        self, path: Path, layout: ParallelLayout, backend: str, dtype: str = "float32"
+        self,
+        path: Path,
+        layout: ParallelLayout,
+        backend: str,
+        dtype: str = "float32",
+        *,
+        all_reduce_dtype: str = "float32",
+        num_threads: int = 1,
     ) -> None:
         self.layout = layout
+        self.all_reduce_dtype = all_reduce_dtype
         checkpoint = open_checkpoint(path)
         self.config: ModelConfig = read_model_config(checkpoint)
         precision = precision_of(dtype)
@@ -39,7 +47,7 @@ class RankGroup:
         for shard in self.shards:
             checkpoint = open_checkpoint(path)
             header = checkpoint.num_bytes_read
-            ops = create_ops(backend, 1, num_peers=layout.num_ranks - 1)
+            ops = create_ops(backend, num_threads, num_peers=layout.num_ranks - 1)
             decoder = load_decoder(checkpoint, self.config, ops, precision=precision, shard=shard)
             self.decoders.append(decoder)
             self.num_bytes_read.append(checkpoint.num_bytes_read - header)
@@ -63,7 +71,7 @@ class RankGroup:
         self.segment = Segment(plan, fd)
         os.close(fd)
         for rank, decoder in enumerate(self.decoders):
-            decoder.ops.connect(self.segment.links(rank, 0))
+            decoder.ops.connect(self.segment.links(rank, 0, self.all_reduce_dtype))
             self.programs.append(decoder.ops.program(decoder.forward, limits, **options))
         self.outputs = [StepOutput(limits) for _ in self.programs]
         return self

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from machines import epyc_two_sockets, write_sysfs_cpus
 
 from takt.errors import ConfigError
@@ -64,6 +66,51 @@ def test_more_threads_than_cpus_are_shared_and_say_so(two_domains: CpuTopology) 
     uses = [cpu for rank in ranks for cpu in rank.cpus]
     assert len(uses) == 20 and set(uses) == set(range(16))
     assert sorted(rank.is_shared for rank in ranks) == [False, False, False, True, True]
+
+
+def test_groups_keep_to_a_node_and_spread_over_nodes() -> None:
+    """Two groups of two ranks: each has a node, and each rank a cache of it."""
+    ranks = cpus_per_rank(epyc_two_sockets(), 4, 2, tensor_size=2)
+    assert [rank.cpus for rank in ranks] == [(0, 1), (4, 5), (8, 9), (12, 13)]
+    assert [rank.numa_node for rank in ranks] == [0, 0, 1, 1]
+    eight = cpus_per_rank(epyc_two_sockets(), 8, 4, tensor_size=2)
+    assert [rank.numa_node for rank in eight] == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_group_that_fits_a_node_across_its_caches_stays_on_it() -> None:
+    """Of five threads: more than a cache has cores, and a node has cores for one of them only."""
+    ranks = cpus_per_rank(epyc_two_sockets(), 2, 5)
+    assert [rank.cpus for rank in ranks] == [(0, 1, 2, 3, 4), (8, 9, 10, 11, 12)]
+    three = cpus_per_rank(epyc_two_sockets(), 2, 4, tensor_size=2)
+    assert [rank.cpus for rank in three] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_groups_wider_than_a_node_cross_borders_as_few_as_may_be() -> None:
+    ranks = cpus_per_rank(epyc_two_sockets(), 4, 8, tensor_size=4)
+    assert [rank.numa_node for rank in ranks] == [0, 1, 2, 3]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    num_groups=st.integers(1, 6),
+    tensor_size=st.integers(1, 4),
+    threads=st.integers(1, 9),
+    missing=st.sets(st.integers(0, 63), max_size=40),
+)
+def test_whatever_the_mask_no_cpu_is_dealt_twice_while_there_are_enough(
+    num_groups: int, tensor_size: int, threads: int, missing: set[int]
+) -> None:
+    whole = epyc_two_sockets()
+    allowed = tuple(cpu for cpu in whole.cpus if cpu.number not in missing)
+    topology = CpuTopology(allowed, whole.distances)
+    num_ranks = num_groups * tensor_size
+    ranks = cpus_per_rank(topology, num_ranks, threads, tensor_size=tensor_size)
+    dealt = [cpu for rank in ranks for cpu in rank.cpus]
+    assert len(ranks) == num_ranks and all(len(rank.cpus) == threads for rank in ranks)
+    assert set(dealt) <= {cpu.number for cpu in allowed}
+    is_enough = num_ranks * threads <= len(allowed)
+    assert is_enough == (len(set(dealt)) == len(dealt))
+    assert is_enough == (not any(rank.is_shared for rank in ranks))
 
 
 def test_masks_of_one_cpu_work(two_domains: CpuTopology, tmp_path: Path) -> None:

@@ -101,6 +101,24 @@ def test_processes_and_threads_give_the_tokens_of_one(
     assert not rank_pids(os.getpid())
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_ranks_have_cpus_of_their_own_and_exchange_what_is_asked(
+    divisible: Callable[..., Path],
+) -> None:
+    """Rounded sums give processes the tokens that they give threads; the caller is let go again."""
+    path, usable = str(divisible("gemma3")), os.sched_getaffinity(0)
+    options = {"tensor_parallel_size": 2, "all_reduce_dtype": "int8", "num_threads": 1, **SIZES}
+    with LLM(path, distributed_executor_backend="inproc", **options) as llm:
+        expected = answers(llm)
+    with LLM(path, **options) as llm:
+        assert answers(llm) == expected
+        (pid,) = rank_pids(os.getpid())
+        cpus = [os.sched_getaffinity(0), os.sched_getaffinity(pid)]
+        assert len(cpus[0]) == len(cpus[1]) == 1 and not cpus[0] & cpus[1]
+        assert cpus[0] | cpus[1] <= usable
+    assert os.sched_getaffinity(0) == usable
+
+
 def test_the_death_of_a_rank_is_told_and_mended(divisible: Callable[..., Path]) -> None:
     config = EngineConfig(
         model=ModelConfigOptions(model=str(divisible("gemma3")), max_model_len=256),

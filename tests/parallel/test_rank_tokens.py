@@ -12,7 +12,6 @@ from rank_group import RankGroup
 
 from model_driver import drive_model, int8_logprob_bound
 from step_driver import Chunk, RowRequest, StepDriver
-from takt.loading.checkpoint import open_checkpoint
 from takt.parallel.layout import ParallelLayout
 from takt.types.kv import KVDtype
 from tiny_models import CONFIGS, VOCAB_SIZE, random_prompt
@@ -123,42 +122,3 @@ def test_packed_shards_err_by_their_int8_activations(
         ranks.close()
     bound = int8_logprob_bound(float(exact.std(axis=-1).mean()))
     assert 0 < np.sqrt(np.mean((got - exact) ** 2)) < bound
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"), [("llama_biased", "Q4_0"), ("llama_tied", None), ("gemma3", "Q8_0")]
-)
-def test_ranks_read_their_share(
-    divisible: Callable[..., Path], name: str, kind: str | None
-) -> None:
-    """Exactly: matrices once in all, a tied table once more, norms and biases as copied."""
-    path = divisible(name, kind)
-    layout = ParallelLayout(2, 2)
-    ranks, one = (RankGroup(path, each, "native", "auto") for each in (layout, ParallelLayout()))
-    try:
-        (whole,) = one.num_bytes_read
-        assert sum(ranks.num_bytes_read) - whole == copied_bytes(ranks, path)
-    finally:
-        ranks.close()
-        one.close()
-
-
-def copied_bytes(ranks: RankGroup, path: Path) -> int:
-    """Bytes that more than one rank reads, counted for each but the first."""
-    config, layout = ranks.config, ranks.layout
-    checkpoint = open_checkpoint(path)
-    copied = 0
-    for tensor, info in checkpoint.tensors.items():
-        rows = info.shape[0] if len(info.shape) == 2 else 1
-        stored = rows * info.type.row_bytes(info.shape[-1])
-        is_table = info.shape == (config.vocab_size, config.hidden_size)
-        if is_table and config.tie_word_embeddings:
-            copied += stored * (layout.num_stages - 1)
-        elif "rope_freqs" in tensor:
-            copied += stored * (layout.num_ranks - 1)
-        elif "norm" in tensor:
-            copied += stored * (layout.tensor_size - 1)
-        elif any(part in tensor for part in ("attn_k.", "attn_v.", "k_proj.", "v_proj.")):
-            copied += stored * (max(1, layout.tensor_size // config.num_kv_heads) - 1)
-    checkpoint.close()
-    return copied

@@ -83,6 +83,34 @@ def test_mistakes_end_in_one_line_and_code_2(
     assert message in err and err.count("\n") == 1
 
 
+def test_cpus_of_ranks_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--ranks", "--num-threads", "1", "--json")
+    (rank,) = json.loads(out)["ranks"]
+    assert code == 0 and len(rank["cpus"]) == 1 and rank["l3"]
+    code, out, _ = run(capsys, "--ranks", "--num-threads", "1")
+    assert code == 0 and "CPUs of ranks" in out and str(rank["cpus"][0]) in out
+    arguments = ("--ranks", "-tp", "512", "-pp", "64")
+    assert "not pinned: 32768 ranks with 1 threads each" in run(capsys, *arguments)[1]
+    assert json.loads(run(capsys, *arguments, "--json")[1])["ranks"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ranks", "--cpus"), "without --from, --cpus, --svg"),
+        (("--ranks", "-tp", "0"), "--tensor-parallel-size must be at least 1"),
+        (("--ranks", "--num-threads", "0"), "--num-threads must be at least 1"),
+        (("--cpus", "--num-threads", "2"), "--num-threads goes with --ranks"),
+        (("--measure", "--ranks"), "takes --json alone"),
+    ],
+)
+def test_mistakes_about_ranks(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, *arguments)
+    assert code == 2 and out == "" and message in err and err.count("\n") == 1
+
+
 def test_measure_takes_no_topology(capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "--measure", "--cpus")
     assert code == 2 and "takes --json alone" in err

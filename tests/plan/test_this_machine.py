@@ -13,7 +13,6 @@ from takt.parallel.compression import (
     ReduceFormat,
     choose_format,
     measured_codecs,
-    shared_memory_link,
 )
 from takt.plan.errors import PlanInputError
 from takt.plan.hardware import parse_cluster
@@ -150,11 +149,10 @@ def test_a_cache_that_cannot_be_written_is_named(cache: Path) -> None:
 
 
 def test_compression_is_chosen_by_what_was_measured() -> None:
-    """Within a CPU reading is as fast as coding; over a network of 1 GB/s it is not."""
+    """Over a link of a memory's bandwidth coding costs more than it spares; at 1 GB/s it pays."""
     codecs = measured_codecs(FIGURES, num_threads=2)
     assert codecs[ReduceFormat.INT8].encode_s == pytest.approx(0.1e-9)
-    link = shared_memory_link(FIGURES, 4e6)
-    assert link.latency_s == pytest.approx(500e-9) and 30e9 < link.bytes_s < 100e9
-    assert choose_format(1_000_000, 4, 2, link, codecs).format is ReduceFormat.PLAIN
+    near = Link(500e-9, 50e9)
+    assert choose_format(1_000_000, 4, 2, near, codecs).format is ReduceFormat.PLAIN
     network = Link(30e-6, 1e9)
     assert choose_format(1_000_000, 4, 2, network, codecs).format is ReduceFormat.INT8

@@ -40,6 +40,13 @@ def topo(
     pipeline_parallel_size: Annotated[
         int, typer.Option("--pipeline-parallel-size", "-pp", help="Stages of a replica.")
     ] = 1,
+    ranks: Annotated[
+        bool,
+        typer.Option("--ranks", help="Show the CPUs that ranks of -tp and -pp would get here."),
+    ] = False,
+    num_threads: Annotated[
+        int | None, typer.Option(help="Threads of each rank, with --ranks; an equal share if not.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     measure: Annotated[
         bool,
@@ -53,17 +60,38 @@ def topo(
 
     Without --from: NVML, else nvidia-smi, else the PCIe tree, else the CPUs' L3 caches.
     """
-    from takt.parallel.topology.report import print_placements, print_topology, topology_json
-    from takt.parallel.topology.svg import topology_svg
-
+    names_devices = source is not None or cpus or svg is not None
     if measure:
-        if source is not None or cpus or svg is not None or tensor_parallel_size is not None:
+        if ranks or names_devices or num_threads or tensor_parallel_size is not None:
             raise ConfigError("--measure measures this CPU and takes --json alone")
         _measure(as_json)
         return
+    if ranks:
+        if names_devices:
+            raise ConfigError("--ranks is about this machine's CPUs, without --from, --cpus, --svg")
+        from takt.cli.topo_ranks import show_ranks
+
+        show_ranks(
+            1 if tensor_parallel_size is None else tensor_parallel_size,
+            pipeline_parallel_size,
+            num_threads,
+            as_json=as_json,
+            console=report_console(_FILE_WIDTH),
+        )
+        return
+    if num_threads is not None:
+        raise ConfigError("--num-threads goes with --ranks")
     check_folder(svg, "--svg")
     topology = _topology(source, cpus)
-    reports = _reports(topology, tensor_parallel_size, pipeline_parallel_size)
+    _show(topology, _reports(topology, tensor_parallel_size, pipeline_parallel_size), as_json, svg)
+
+
+def _show(
+    topology: Topology, reports: list[PlacementReport], as_json: bool, svg: Path | None
+) -> None:
+    from takt.parallel.topology.report import print_placements, print_topology, topology_json
+    from takt.parallel.topology.svg import topology_svg
+
     if as_json:
         document = {
             "topology": topology_json(topology),

@@ -45,7 +45,11 @@ def calibration_path(config: EngineConfig, num_threads: int) -> Path:
         **model_and_machine(config),
         "format": _FORMAT,
         "threads": num_threads,
-        "ranks": [config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size],
+        "ranks": [
+            config.parallel.tensor_parallel_size,
+            config.parallel.pipeline_parallel_size,
+            config.parallel.all_reduce_dtype,
+        ],
         "backend": [config.model.backend, config.model.enforce_eager],
         "kv": [config.cache.kv_cache_dtype, config.cache.block_size],
         "steps": [

@@ -29,7 +29,13 @@ class HostShare:
     @classmethod
     def whole(cls, config: EngineConfig, usable: Sequence[int]) -> HostShare:
         """Of an engine that is alone."""
-        placement = place(config.model.num_threads, config.parallel.num_ranks, usable)
+        parallel = config.parallel
+        placement = place(
+            config.model.num_threads,
+            parallel.num_ranks,
+            usable,
+            tensor_size=parallel.tensor_parallel_size,
+        )
         return cls("the engine", placement, None, first_step_id(0, 1))
 
 
@@ -47,7 +53,12 @@ def divide_host(
     _check_room(config, num_cpus)
     num_threads = config.model.num_threads or max(1, num_cpus // (size * num_ranks))
     cpus = _in_order(topology)
-    whole = place(config.model.num_threads, size * num_ranks, cpus)
+    whole = place(
+        config.model.num_threads,
+        size * num_ranks,
+        cpus,
+        tensor_size=config.parallel.tensor_parallel_size,
+    )
     parts = _slices(cpus if whole is None else whole.engine, size)
     pool_bytes, host_gib = config.cache.kv_cache_memory_bytes, config.cache.kv_offloading_size
     one = replace(

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from takt.parallel.cpu_topology import SYSFS, read_cpu_topology
+from takt.parallel.pinning import cpus_per_rank
+
 _REAL_TIME_LIMIT = Path("/proc/sys/kernel/sched_rt_runtime_us")
 _REAL_TIME_PRIORITY = 1
 """The lowest: whatever else is real-time on the machine still goes first."""
@@ -23,15 +26,28 @@ class Placement:
     server: tuple[int, ...]
 
 
-def place(num_threads: int | None, num_ranks: int, usable: Sequence[int]) -> Placement | None:
-    """The first of the usable CPUs for `num_threads` of each rank, the rest for the server.
+def place(
+    num_threads: int | None,
+    num_ranks: int,
+    usable: Sequence[int],
+    *,
+    tensor_size: int = 1,
+    root: Path = SYSFS,
+) -> Placement | None:
+    """The first of the usable CPUs for `num_threads` of the engine, the rest for the server.
 
-    None where the engine takes them all, or was not told how many to take.
+    Several ranks get those that `cpus_per_rank` deals out, in the order of ranks. None where the
+    engine takes all CPUs, or was not told how many to take.
     """
     if num_threads is None or num_threads * num_ranks >= len(usable):
         return None
-    ordered, num_taken = sorted(usable), num_threads * num_ranks
-    return Placement(tuple(ordered[:num_taken]), tuple(ordered[num_taken:]))
+    ordered = sorted(usable)
+    taken = ordered[:num_threads]
+    if num_ranks > 1:
+        topology = read_cpu_topology(root, ordered)
+        ranks = cpus_per_rank(topology, num_ranks, num_threads, tensor_size=tensor_size)
+        taken = [cpu for rank in ranks for cpu in rank.cpus]
+    return Placement(tuple(taken), tuple(cpu for cpu in ordered if cpu not in taken))
 
 
 def raise_priority(cpus: Sequence[int], limit_file: Path = _REAL_TIME_LIMIT) -> str | None:

@@ -178,7 +178,11 @@ def _serve(
         process.send(LoadProgress(order.epoch, stage, done, total))
 
     try:
-        core = make_core(config_from_plain(order.config), clock, on_progress)
+        config = config_from_plain(order.config)
+        if order.placement is not None and config.parallel.num_ranks > 1:
+            # Ranks are pinned to CPUs of these; the socket's thread may be anywhere.
+            os.sched_setaffinity(0, order.placement.engine)
+        core = make_core(config, clock, on_progress)
     except EngineDeadError as error:
         # A rank was killed while it was loaded: nobody's mistake, and another start may go well.
         _log.error("the engine died while it started: %s", error)
@@ -195,7 +199,9 @@ def _serve(
         process.send(EngineFailed(order.epoch, sentence, 1))
         return 1
     if order.placement is not None:
-        _log.debug("priority: %s", raise_priority(order.placement.engine) or "as any other")
+        # With several ranks this thread is pinned to some of them.
+        cpus = sorted(os.sched_getaffinity(0) & set(order.placement.engine))
+        _log.debug("priority: %s", raise_priority(cpus) or "as any other")
     process.collector.start()
     core.watch_gc(lambda: process.collector.total_ns)
     sizes = core.sizes

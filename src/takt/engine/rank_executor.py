@@ -19,9 +19,11 @@ class RankExecutor:
     `submit` runs the first stage of a step; `wait` sleeps until its last stage has sampled.
     """
 
-    def __init__(self, model: RankModel, others: RankGroup, sizes: EngineSizes) -> None:
+    def __init__(
+        self, model: RankModel, others: RankGroup, sizes: EngineSizes, all_reduce_dtype: str
+    ) -> None:
         self._others = others
-        rank_sizes = RankSizes.of(sizes)
+        rank_sizes = RankSizes.of(sizes, all_reduce_dtype)
         plan = model.segment_plan(rank_sizes)
         self.max_steps_in_flight = plan.num_buffers
         fd = Segment.create_file(plan)

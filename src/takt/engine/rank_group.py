@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +30,7 @@ from takt.engine.rank_wire import (
 )
 from takt.engine.wire import config_to_plain
 from takt.errors import ConfigError, EngineDeadError, ModelError, TaktError
+from takt.parallel.pinning import RankCpus
 from takt.parallel.segment import Segment
 
 RANK_COMMAND = (sys.executable, "-P", "-m", "takt.engine.rank_process")
@@ -71,7 +72,15 @@ class _Rank:
 class RankProcesses:
     """A process for each rank. When one ends, all waits in shared memory end at once."""
 
-    def __init__(self, config: EngineConfig, path: Path, num_threads: int, log_level: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        path: Path,
+        num_threads: int,
+        log_level: int,
+        ranks: Sequence[RankCpus] | None = None,
+    ) -> None:
+        """`ranks` says where each is pinned."""
         self._ranks: list[_Rank] = []
         self._segment: Segment | None = None
         self._closing = False
@@ -79,8 +88,9 @@ class RankProcesses:
         try:
             for number in range(1, config.parallel.num_ranks):
                 self._ranks.append(_start(number))
+                cpus = [] if ranks is None else list(ranks[number].cpus)
                 order = RankOrder(
-                    number, str(path), num_threads, log_level, config_to_plain(config)
+                    number, str(path), num_threads, log_level, config_to_plain(config), cpus
                 )
                 self._tell(self._ranks[-1], order)
         except BaseException:

@@ -42,19 +42,24 @@ class RankModel:
         rank: int,
         num_threads: int,
         on_progress: Callable[[int, int], None] | None = None,
+        *,
+        num_peers: int | None = None,
     ) -> None:
-        """Reads and packs the rank's shard; raises `TaktError`s."""
+        """Reads and packs the rank's shard; raises `TaktError`s.
+
+        `num_peers` other ranks share its CPUs: all of them, if not given.
+        """
         self._config = config
         self.layout = layout_of(config)
         self.rank = rank
         self.precision = PrecisionInUse(resolve_policy(config))
+        if num_peers is None:
+            num_peers = self.layout.num_ranks - 1
         checkpoint = open_checkpoint(path, config.model.load_format)
         try:
             self.model: ModelConfig = read_model_config(checkpoint)
             self.shard: Shard = self._shard(checkpoint)
-            self.ops: Ops = create_ops(
-                config.model.backend, num_threads, num_peers=self.layout.num_ranks - 1
-            )
+            self.ops: Ops = create_ops(config.model.backend, num_threads, num_peers=num_peers)
             self.decoder: Decoder = load_decoder(
                 checkpoint,
                 self.model,
@@ -92,7 +97,7 @@ class RankModel:
     def bind(self, sizes: RankSizes, segment: Segment) -> RankProgram:
         """Makes the KV pool and captures the program; raises `ConfigError` if there is no room."""
         self.ops.allocate_kv(rank_kv_spec(sizes.kv_spec(), self.shard), sizes.num_blocks)
-        self.ops.connect(segment.links(self.rank, self.spin_ns))
+        self.ops.connect(segment.links(self.rank, self.spin_ns, sizes.all_reduce_dtype))
         program = self.ops.program(
             self.decoder.forward,
             sizes.limits,

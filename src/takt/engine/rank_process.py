@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from takt.engine.rank_model import RankModel, RankProgram
+from takt.engine.rank_pinning import pin
 from takt.engine.rank_wire import (
     RankFailed,
     RankLoaded,
@@ -71,9 +72,10 @@ def _run(arguments: list[str]) -> int:
 
 def _start(connection: socket.socket, order: RankOrder) -> RankProgram | None:
     """None if the engine ended meanwhile."""
-    model = RankModel(
-        config_from_plain(order.config), Path(order.path), order.rank, order.num_threads
-    )
+    # Before anything is loaded: memory lies on the node of the thread that touches it first.
+    num_peers = 0 if pin(order.cpus) else None
+    config, path = config_from_plain(order.config), Path(order.path)
+    model = RankModel(config, path, order.rank, order.num_threads, num_peers=num_peers)
     send(connection, RankLoaded(model.num_bytes_read, model.weight_bytes))
     sizes, fd = receive(connection)
     if not isinstance(sizes, RankSizes) or fd is None:

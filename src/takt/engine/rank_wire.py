@@ -26,6 +26,8 @@ class RankOrder(msgspec.Struct, frozen=True, tag="order"):
     num_threads: int
     log_level: int
     config: dict[str, dict[str, Any]]
+    cpus: list[int] = []
+    """Those that the rank has for itself; none if it is not pinned."""
 
 
 class RankSizes(msgspec.Struct, frozen=True, tag="sizes"):
@@ -40,9 +42,10 @@ class RankSizes(msgspec.Struct, frozen=True, tag="sizes"):
     head_dim: int
     block_size: int
     kv_dtype: str
+    all_reduce_dtype: str
 
     @staticmethod
-    def of(sizes: EngineSizes) -> RankSizes:
+    def of(sizes: EngineSizes, all_reduce_dtype: str) -> RankSizes:
         kv = sizes.kv
         return RankSizes(
             limits=sizes.limits,
@@ -53,6 +56,7 @@ class RankSizes(msgspec.Struct, frozen=True, tag="sizes"):
             head_dim=kv.head_dim,
             block_size=kv.block_size,
             kv_dtype=kv.dtype.name,
+            all_reduce_dtype=all_reduce_dtype,
         )
 
     def kv_spec(self) -> KVCacheSpec:

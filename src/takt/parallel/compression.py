@@ -6,27 +6,30 @@ and receives 2 (N-1)/N S. A compressed form sends fewer bytes and pays for codin
     plain     2 (N-1) a + 2 (N-1)/N S / B
     16 bits   the same with S' = S/2 of float32 (bf16 or fp16 values gain nothing), plus encoding
               and decoding what is sent and received
-    int8      groups of 32 with one 16-bit scale: 34 bytes for 32 values; likewise
+    int8      groups of 32 with one float32 scale: 36 bytes for 32 values; likewise
 
 where a is the latency of a message and B the link's bandwidth. Two steps: each rank decodes the
 N-1 shares it receives, sums in float32, encodes the sum once and passes it on. So a value is
 rounded once before the sum and once after it: with r the relative rounding error (2^-8 for bf16,
 2^-11 for normal fp16) and x_i the terms, |error| <= r (sum |x_i| + |sum x_i|) to first order; with
 int8 each rounding is at most half of a step of its group, max|x| / 254.
+
+Ranks of one host read each other's memory: a plain sum takes one step, and no link stands between
+that a formula would know. There the all-reduce itself is measured, with every format.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from takt.errors import ConfigError
 from takt.types.machine import MachineFigures
 
 INT8_GROUP = 32
-_SCALE_BYTES = 2
+_SCALE_BYTES = 4
 
 MARGIN = 0.1
 """A compressed form must be predicted faster by this share. Constants are measured to some percent,
@@ -39,6 +42,14 @@ class ReduceFormat(enum.StrEnum):
     FP16 = "fp16"
     INT8 = "int8"
 
+
+FORMAT_OF_DTYPE = {
+    "float32": ReduceFormat.PLAIN,
+    "bfloat16": ReduceFormat.BF16,
+    "float16": ReduceFormat.FP16,
+    "int8": ReduceFormat.INT8,
+}
+"""Of values that are float32, as those between CPU ranks are."""
 
 BITS_PER_VALUE = {
     ReduceFormat.BF16: 16.0,
@@ -89,15 +100,6 @@ def measured_codecs(figures: MachineFigures, num_threads: int = 1) -> dict[Reduc
     }
 
 
-def shared_memory_link(figures: MachineFigures, num_bytes: float) -> Link:
-    """Between ranks of this CPU that each run on a thread: one reads what another has written.
-
-    A barrier is the latency, a read by one thread of as much as the message the bandwidth.
-    """
-    barriers = [b.ns for b in figures.barriers if b.num_threads == 2 and b.spins]
-    return Link(min(barriers, default=0.0) * 1e-9, figures.read_bytes_s(num_bytes, 1))
-
-
 def choose_format(
     num_values: int,
     value_bytes: int,
@@ -122,10 +124,31 @@ def choose_format(
         if name is ReduceFormat.PLAIN or BITS_PER_VALUE[name] >= 8 * value_bytes:
             continue
         predicted[name] = _compressed_s(name, codec, num_values, num_ranks, link)
-    fastest = min(predicted, key=lambda name: predicted[name])
-    if num_ranks == 1 or predicted[fastest] > (1 - margin) * plain:
-        fastest = ReduceFormat.PLAIN
+    fastest = fastest_of_all([predicted], margin=margin) if num_ranks > 1 else ReduceFormat.PLAIN
     return ReduceChoice(fastest, predicted)
+
+
+def fastest_of_all(
+    seconds: Sequence[Mapping[ReduceFormat, float]], *, margin: float = MARGIN
+) -> ReduceFormat:
+    """The format that messages of several sizes share: `seconds[i]` is what each takes at size i.
+
+    One that is not faster than plain by `margin` at every size is not chosen; of several the one
+    that takes the least share of plain's time. An engine has one format for all its steps, because
+    a row's sum must not depend on how many rows travel with it.
+    """
+
+    def share(name: ReduceFormat, size: Mapping[ReduceFormat, float]) -> float:
+        return size[name] / size[ReduceFormat.PLAIN]
+
+    winners = [
+        name
+        for name in seconds[0]
+        if name is not ReduceFormat.PLAIN and all(share(name, s) <= 1 - margin for s in seconds)
+    ]
+    return min(
+        winners, key=lambda name: sum(share(name, s) for s in seconds), default=ReduceFormat.PLAIN
+    )
 
 
 def two_step_s(num_bytes: float, num_ranks: int, link: Link) -> float:

@@ -22,17 +22,23 @@ class RankCpus:
 
 
 def cpus_per_rank(
-    topology: CpuTopology, num_ranks: int, threads_per_rank: int | None = None
+    topology: CpuTopology,
+    num_ranks: int,
+    threads_per_rank: int | None = None,
+    *,
+    tensor_size: int = 1,
 ) -> list[RankCpus]:
     """CPUs for ranks 0, 1, ...; neighbouring ranks lie next to each other.
 
-    Cores are dealt node by node and cache by cache. Where the nodes, or failing that the caches,
-    have room for equal numbers of whole ranks, no rank crosses a border. A core's second hardware
-    thread is taken only once every core is. `threads_per_rank` is by default an equal share of the
-    cores, at least one; with more threads than CPUs ranks share them, in turn.
+    Each `tensor_size` ranks are a group, which exchanges far more than others do. Groups are spread
+    evenly over NUMA nodes that hold them whole, since each node brings its bandwidth, and ranks
+    over the caches of their node; no rank crosses a cache's border where all of them fit within
+    caches, and no group a node's where groups fit. A core's second hardware thread is taken only
+    once every core is. `threads_per_rank` is by default an equal share of the cores, at least one;
+    with more threads than CPUs ranks share them, in turn.
     Raises `ConfigError` for counts below 1.
     """
-    if num_ranks < 1:
+    if num_ranks < 1 or tensor_size < 1:
         raise ConfigError(f"the number of ranks must be at least 1, got {num_ranks}")
     if threads_per_rank is not None and threads_per_rank < 1:
         raise ConfigError(f"--num-threads must be at least 1, got {threads_per_rank}")
@@ -45,7 +51,7 @@ def cpus_per_rank(
     domains = first_threads
     if needed > num_cores:
         domains = [a + b for a, b in zip(first_threads, further_threads, strict=True)]
-    dealt = _deal(domains, num_ranks, each)
+    dealt = _deal(domains, num_ranks, each, tensor_size)
     uses: dict[int, int] = {}
     for cpus in dealt:
         for cpu in cpus:
@@ -77,35 +83,58 @@ def _by_place(topology: CpuTopology) -> tuple[list[list[Cpu]], list[list[Cpu]]]:
     return firsts, others
 
 
-def _deal(domains: Sequence[Sequence[Cpu]], num_ranks: int, each: int) -> list[list[Cpu]]:
-    """Whole ranks within caches if all ranks fit so, else within nodes, else straight through."""
-    nodes = [
-        [cpu for domain in group for cpu in domain]
+def _deal(
+    domains: Sequence[Sequence[Cpu]], num_ranks: int, each: int, tensor_size: int
+) -> list[list[Cpu]]:
+    """Whole groups within nodes and ranks within caches; else what of it is possible."""
+    nodes: list[list[Sequence[Cpu]]] = [
+        list(group)
         for _, group in itertools.groupby(
             (domain for domain in domains if domain), key=lambda domain: domain[0].numa_node
         )
     ]
-    for places in (domains, nodes):
-        room = [len(place) // each for place in places]
-        if sum(room) >= num_ranks:
-            return _spread(places, room, num_ranks, each)
-    line = [cpu for domain in domains for cpu in domain]
+    num_groups = num_ranks // tensor_size if num_ranks % tensor_size == 0 else num_ranks
+    group_size = num_ranks // num_groups
+    whole_nodes: list[list[Sequence[Cpu]]] = [[_joined(node)] for node in nodes]
+    by_cache_and_by_node = (nodes, whole_nodes)
+    for parts in by_cache_and_by_node:
+        room = [sum(len(part) // each for part in node) // group_size for node in parts]
+        if sum(room) >= num_groups:
+            counts = _even_counts(room, num_groups)
+            return [
+                cpus
+                for node, count in zip(parts, counts, strict=True)
+                for cpus in _spread(node, count * group_size, each)
+            ]
+    for parts in by_cache_and_by_node:
+        places = [part for node in parts for part in node]
+        if sum(len(place) // each for place in places) >= num_ranks:
+            return _spread(places, num_ranks, each)
+    line = [cpu for node in nodes for cpu in _joined(node)]
     return [
         [line[i % len(line)] for i in range(r * each, (r + 1) * each)] for r in range(num_ranks)
     ]
 
 
-def _spread(
-    places: Sequence[Sequence[Cpu]], room: Sequence[int], num_ranks: int, each: int
-) -> list[list[Cpu]]:
-    """Ranks in order over places, as even as room allows: each brings its share of bandwidth."""
-    counts = [0] * len(places)
-    for _ in range(num_ranks):
+def _joined(domains: Sequence[Sequence[Cpu]]) -> list[Cpu]:
+    return [cpu for domain in domains for cpu in domain]
+
+
+def _even_counts(room: Sequence[int], total: int) -> list[int]:
+    """How many of `total` go to each place, as even as room allows."""
+    counts = [0] * len(room)
+    for _ in range(total):
         emptiest = min(
-            (p for p in range(len(places)) if counts[p] < room[p]),
+            (p for p in range(len(room)) if counts[p] < room[p]),
             key=lambda p: (counts[p] / room[p], p),
         )
         counts[emptiest] += 1
+    return counts
+
+
+def _spread(places: Sequence[Sequence[Cpu]], num_ranks: int, each: int) -> list[list[Cpu]]:
+    """Ranks in order over places."""
+    counts = _even_counts([len(place) // each for place in places], num_ranks)
     dealt = []
     for place, count in zip(places, counts, strict=True):
         dealt += [list(place[r * each : (r + 1) * each]) for r in range(count)]

@@ -127,7 +127,8 @@ class Segment:
         )
         return submitted, completed
 
-    def links(self, rank: int, spin_ns: int) -> RankLinks:
+    def links(self, rank: int, spin_ns: int, all_reduce_dtype: str = "float32") -> RankLinks:
+        """`all_reduce_dtype` is what sums exchange: a key of `compression.FORMAT_OF_DTYPE`."""
         plan, layout = self.plan, self.plan.layout
         stage, tensor_rank = layout.stage_of(rank), layout.tensor_rank_of(rank)
 
@@ -149,6 +150,7 @@ class Segment:
                 layout.tensor_size,
                 plan.group_slot_bytes,
                 spin_ns,
+                all_reduce_dtype,
             )
         return RankLinks(
             group=group,

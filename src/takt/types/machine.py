@@ -52,7 +52,7 @@ class CodecRate:
     """One thread that compresses values of an all-reduce and adds up expanded ones."""
 
     format: str
-    """bf16, or int8 in groups of 32."""
+    """bf16, fp16, or int8 in groups of 32."""
     encode_ns: float
     """Of a value; likewise to decode."""
     decode_ns: float

@@ -137,7 +137,7 @@ def _products(num_threads: int, seconds: float, on_progress: OnProgress) -> Iter
 
 
 def _codecs(plan: _Plan, on_progress: OnProgress) -> Iterator[CodecRate]:
-    formats = ("bf16", "int8")
+    formats = ("bf16", "fp16", "int8")
     for done, name in enumerate(formats):
         on_progress("codecs", done, len(formats))
         costs = [_native.codec_cost(name, plan.seconds) for _ in range(_REPEATS)]
