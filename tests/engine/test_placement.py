@@ -11,11 +11,14 @@ import pytest
 from engine_process import engine, run
 
 from takt.engine.placement import Placement, place
+from takt.parallel.cpu_topology import read_cpu_topology
 
 
 def test_the_server_gets_what_the_engine_leaves(tmp_path: Path) -> None:
     assert place(2, 1, [7, 4, 5, 6]) == Placement((4, 5), (6, 7))
-    assert place(1, 3, [7, 4, 5, 6], root=tmp_path) == Placement((4, 5, 6), (7,))
+    assert place(
+        1, 3, [7, 4, 5, 6], topology=read_cpu_topology(tmp_path, [4, 5, 6, 7])
+    ) == Placement((4, 5, 6), (7,))
 
 
 def test_ranks_are_spread_over_caches_and_the_server_gets_the_rest(tmp_path: Path) -> None:
@@ -25,7 +28,9 @@ def test_ranks_are_spread_over_caches_and_the_server_gets_the_rest(tmp_path: Pat
         cache.mkdir(parents=True)
         (cache / "level").write_text("3\n")
         (cache / "shared_cpu_list").write_text("0-1\n" if cpu < 2 else "2-3\n")
-    assert place(1, 2, range(4), tensor_size=2, root=tmp_path) == Placement((0, 2), (1, 3))
+    topology = read_cpu_topology(tmp_path, range(4))
+    expected = Placement((0, 2), (1, 3))
+    assert place(1, 2, range(4), tensor_size=2, topology=topology) == expected
 
 
 @pytest.mark.parametrize("num_threads", [None, 2, 3])

@@ -58,6 +58,7 @@ def divide_host(
         size * num_ranks,
         cpus,
         tensor_size=config.parallel.tensor_parallel_size,
+        topology=topology,
     )
     parts = _slices(cpus if whole is None else whole.engine, size)
     pool_bytes, host_gib = config.cache.kv_cache_memory_bytes, config.cache.kv_offloading_size

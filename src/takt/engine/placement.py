@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from takt.parallel.cpu_topology import SYSFS, read_cpu_topology
+from takt.parallel.cpu_topology import CpuTopology, read_cpu_topology
 from takt.parallel.pinning import cpus_per_rank
 
 _REAL_TIME_LIMIT = Path("/proc/sys/kernel/sched_rt_runtime_us")
@@ -32,20 +32,21 @@ def place(
     usable: Sequence[int],
     *,
     tensor_size: int = 1,
-    root: Path = SYSFS,
+    topology: CpuTopology | None = None,
 ) -> Placement | None:
     """The first of the usable CPUs for `num_threads` of the engine, the rest for the server.
 
     Several ranks get those that `cpus_per_rank` deals out, in the order of ranks. None where the
-    engine takes all CPUs, or was not told how many to take.
+    engine takes all CPUs, or was not told how many to take. `topology` is that of the usable CPUs,
+    this machine's if None.
     """
     if num_threads is None or num_threads * num_ranks >= len(usable):
         return None
     ordered = sorted(usable)
     taken = ordered[:num_threads]
     if num_ranks > 1:
-        topology = read_cpu_topology(root, ordered)
-        ranks = cpus_per_rank(topology, num_ranks, num_threads, tensor_size=tensor_size)
+        cpus = topology or read_cpu_topology(allowed=ordered)
+        ranks = cpus_per_rank(cpus, num_ranks, num_threads, tensor_size=tensor_size)
         taken = [cpu for rank in ranks for cpu in rank.cpus]
     return Placement(tuple(taken), tuple(cpu for cpu in ordered if cpu not in taken))
 
