@@ -19,6 +19,8 @@ from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
 from takt.types.sampling_params import SamplingParams
 
 NUM_RUNNING = 256
+APART_NS = 100_000_000
+"""Between two arrivals: more than what the length of a prompt weighs."""
 MODEL = StepTimeModel(
     (StepCoefficients(3e6, 4e4, 0, 0, 0), StepCoefficients(5e5, 1e5, 2e5, 0, 0)),
     residual_ratios=(1.0,) * 500,
@@ -50,11 +52,12 @@ def _run(num_steps: int, num_prompts: int, max_seqs: int, itl_ms: float) -> list
     learned = LearnedStepTime(MODEL)
     scheduler = create_scheduler(options, CacheOptions(), kv, 8192, predictor=learned)
     for index in range(NUM_RUNNING):
-        # Of all lengths, so that each step has its share of sequences that begin a block.
+        # Of all lengths, so that each step has its share of sequences that begin a block. They come
+        # one after the other: all at once, they would go by length, and be aligned by that.
         prompt = [index + 1] + [2] * (3 + index % 16)
-        scheduler.add(_request(f"r{index}", prompt, num_steps + 600, 0))
+        scheduler.add(_request(f"r{index}", prompt, num_steps + 600, index * APART_NS))
     for index in range(num_prompts):
-        scheduler.add(_request(f"p{index}", [9] * 4000, 1, 10_000_000_000))
+        scheduler.add(_request(f"p{index}", [9] * 4000, 1, (NUM_RUNNING + 100) * APART_NS))
     now_ns, times = 0, []
     while len(times) < num_steps:
         if now_ns > 1000 * (num_steps + 1000):
