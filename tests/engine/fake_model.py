@@ -109,7 +109,9 @@ class FakeProgram:
     def __init__(self, sizes: EngineSizes, before_step: BeforeStep | None = None) -> None:
         self._block_size = sizes.kv.block_size
         self._windows = [group.window for group in sizes.kv.groups]
-        self._kv = [np.full(n * self._block_size, -1, dtype=np.int64) for n in sizes.num_blocks]
+        self._kv = [
+            np.full(n * self._block_size, -1, dtype=np.int64) for n in sizes.num_blocks_in_memory
+        ]
         self._before_step = before_step
 
     def run(self, step: StepInput, output: StepOutput) -> None:

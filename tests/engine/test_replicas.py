@@ -35,11 +35,12 @@ async def replicas(
     on_dead: Any = None,
     on_step: Any = None,
     max_engine_deaths: int = 3,
+    offloads: bool = True,
     **options: Any,
 ) -> AsyncIterator[ReplicatedEngineClient]:
     config = replace(
         engine_config(model=behaviour, **options),
-        parallel=ParallelOptions(data_parallel_size=size),
+        parallel=ParallelOptions(data_parallel_size=size, cooperative_offload=offloads),
     )
     client = ReplicatedEngineClient(
         config,

@@ -57,8 +57,7 @@ def step(**fields: object) -> SimpleNamespace:
         "num_kv_tokens_read": 64,
         "num_qk_pairs": 64,
         "num_waiting": 0,
-        "kv_blocks_used": 0,
-        "kv_blocks_total": 256,
+        "kv_fullest_share": 0.0,
         "load": None,
     }
     return SimpleNamespace(**{**values, **fields})

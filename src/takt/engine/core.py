@@ -282,6 +282,7 @@ class EngineCore:
             pipeline_depth=scheduler.depth,
             preempted_ids=[request.request_id for request in scheduled.preempted],
             computed_ns=tokens.computed_ns,
+            kv_fullest_share=self._kv.fullest_share,
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
         host = self._kv.host

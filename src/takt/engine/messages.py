@@ -132,6 +132,8 @@ class StepStats(msgspec.Struct, array_like=True):
     depth follows the load, 0 elsewhere."""
     preempted_ids: list[str] = []
     """Requests that lost their place in this step."""
+    kv_fullest_share: float = 0.0
+    """Share of its blocks that the fullest KV group uses."""
     num_offloaded_blocks: int = 0
     """KV blocks copied to host memory since the step before; and from there."""
     num_restored_blocks: int = 0

@@ -91,6 +91,11 @@ class KVCacheManager:
         return sum(pool.num_used for pool in self.pools)
 
     @property
+    def fullest_share(self) -> float:
+        """Share of its pool that the fullest KV group uses: where blocks run out first."""
+        return max(pool.num_used / pool.num_blocks for pool in self.pools)
+
+    @property
     def num_total_blocks(self) -> int:
         return sum(pool.num_blocks for pool in self.pools)
 

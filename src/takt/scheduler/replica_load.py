@@ -42,8 +42,7 @@ class StepRecord(Protocol):
     num_kv_tokens_read: int
     num_qk_pairs: int
     num_waiting: int
-    kv_blocks_used: int
-    kv_blocks_total: int
+    kv_fullest_share: float
 
     @property
     def load(self) -> LoadSnapshot | None: ...
@@ -141,7 +140,7 @@ class ReplicaLoad:
         self.last_step_ns = step.update_end_ns
         self._num_computed_tokens += step.num_prefill_tokens
         self._num_waiting = step.num_waiting
-        self._used_share = step.kv_blocks_used / max(step.kv_blocks_total, 1)
+        self._used_share = step.kv_fullest_share
         if step.load is not None:
             self.take(step.load)
         if self._told is None:
@@ -183,12 +182,15 @@ class ReplicaLoad:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that waited after the last step."""
-        return self._num_waiting
+        """Requests that waited after the last step; an idle engine makes none that would say 0."""
+        return self._num_waiting if self._requests else 0
 
     @property
     def memory(self) -> float:
-        """Share of the pool that is used or, with reserved output, promised to those that run."""
+        """Share of the fullest pool that is used or, with reserved output, promised to those that
+        run."""
+        if not self._requests:
+            return 0.0
         if not self._reserves_output or not self._num_kv_tokens:
             return self._used_share
         return max(self._used_share, min(1.0, self._running_final_tokens / self._num_kv_tokens))
