@@ -98,6 +98,16 @@ def test_a_try_that_is_much_worse_is_short() -> None:
         assert load.depths.count(depth) == num_samples
 
 
+def test_a_search_that_was_led_astray_is_put_right() -> None:
+    """The depth that it began at stood still while it was measured."""
+    rates = {1: 1.0, 2: 2.0, 3: 1.0}
+    load = Load(lambda _: 0.5, lambda _: 0.0, first=2, most=3)
+    load.run(DEFAULT_RULES.samples_per_depth)
+    load.rate_of = rates.__getitem__
+    assert 3 in load.run(20)
+    assert load.run(100)[-1] == 2
+
+
 def test_another_load_begins_a_new_search() -> None:
     load = Load(lambda depth: 5.0 - depth, lambda _: 0.1, first=2, most=4)
     assert load.run(100)[-1] == 1
@@ -149,7 +159,8 @@ def test_under_a_constant_load_it_comes_to_a_stand(
         first=first,
         most=len(rates),
     )
-    load.run(DEFAULT_RULES.samples_per_depth + LONGEST_SEARCH * len(rates))
+    search = DEFAULT_RULES.samples_per_depth + LONGEST_SEARCH * len(rates)
+    load.run(2 * search + DEFAULT_RULES.second_look)
     assert len(set(load.run(200))) == 1
     assert all(1 <= depth <= len(rates) for depth in load.depths)
     assert all(abs(move) <= 1 for move in moves(load.depths))

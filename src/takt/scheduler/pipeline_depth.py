@@ -42,6 +42,9 @@ class DepthRules:
     shortest_rest: int = 8
     """Samples without a search after one; twice as many each time that it found nothing new."""
     longest_rest: int = 128
+    second_look: int = 16
+    """Samples of rest after which a search that has moved is made once more: a disturbed sample
+    may have led it astray."""
     prompt_token_weight: float = 0.5
     """A prompt's token beside a decoded one, as work: products of many rows cost less a row."""
 
@@ -116,6 +119,7 @@ class PipelineDepth:
         self._rest_length = rules.shortest_rest
         self._num_rested = 0
         self._num_changed = 0
+        self._looks_again = True
 
     def observe(
         self,
@@ -213,10 +217,11 @@ class PipelineDepth:
         )
         self._phase = _Phase.RESTING
         self._rest_band, self._rest_sample = self._band, sample
+        self._looks_again = self._looks_again and is_news
         self._num_rested = self._num_changed = 0
 
     def _watch(self, sample: _Sample) -> None:
-        """Begins a new search once the load is another one."""
+        """Begins a new search once the load is another one, or to confirm the last one."""
         was, rules = self._rest_sample, self._rules
         self._num_rested += 1
         has_changed = (
@@ -225,7 +230,12 @@ class PipelineDepth:
             or _differs(sample.num_running, was.num_running, rules.load_change)
         )
         self._num_changed = self._num_changed + 1 if has_changed else 0
-        if self._num_changed < rules.samples_of_change or self._num_rested < self._rest_length:
+        is_other = self._num_changed >= rules.samples_of_change
+        if is_other and self._num_rested >= self._rest_length:
+            self._looks_again = True
+        elif self._looks_again and self._num_rested >= rules.second_look:
+            self._looks_again = False
+        else:
             return
         self._phase = _Phase.MEASURING
         self._tried = {self.depth}
