@@ -38,7 +38,7 @@ from takt.errors import EngineDeadError
 from takt.types.sampling_params import SamplingParams
 
 BAR_SECONDS = 5.0
-RESTART_SECONDS = 60.0
+RESTART_SECONDS = 180.0
 """Longer than any restart takes: what is not back by then does not come back by itself."""
 NUM_STREAMS = 8
 LAYOUTS = ((3, 1), (1, 3))
