@@ -193,9 +193,9 @@ class ParallelOptions:
         choices=("auto", "uni", "mp", "inproc"),
     )
     all_reduce_dtype: str = _option(
-        "auto",
+        "float32",
         "What tensor-parallel ranks exchange to sum their parts: float32, or rounded values: "
-        "bfloat16, float16, int8 (groups of 32 with a scale). auto measures them at start and "
+        "bfloat16, float16, int8 (groups of 32 with a scale). auto measures them at each start and "
         "takes a rounded one only if it is faster for every size of step.",
         choices=("auto", "float32", "bfloat16", "float16", "int8"),
     )
