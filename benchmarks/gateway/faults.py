@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ async def run(
             _Restarted(one) for one in [*([redis] if redis else []), *gateways]
         ]
         if mode == "engine":
-            victims.append(_Engine(upstream))
+            victims.insert(0, _Engine(upstream))
         killer = asyncio.create_task(_kill(victims, stop if kills else None))
         await _clients(outcome, gateways, num_requests, num_clients)
         stop.set()
@@ -254,6 +255,9 @@ async def _executions(upstream: Process) -> Counter[str]:
         return Counter(await response.json())
 
 
+_SUCCESS = re.compile(r'finished_reason="(stop|length)"')
+
+
 async def _takt_executions(server: Process, num_requests: int) -> Counter[str]:
     """Takt counts requests that ended, not keys: what exceeds one for each is executed twice.
 
@@ -264,7 +268,7 @@ async def _takt_executions(server: Process, num_requests: int) -> Counter[str]:
     ended = sum(
         float(line.rpartition(" ")[2])
         for line in text.splitlines()
-        if line.startswith("takt_request_success_total{")
+        if line.startswith("takt_request_success_total{") and _SUCCESS.search(line)
     )
     return Counter({"takt": 1 + max(0, round(ended) - num_requests)})
 

@@ -80,12 +80,12 @@ class Process:
 
     def _is_ready(self) -> bool:
         if self._ready_url is None:
-            with socket.socket() as probe:
-                probe.settimeout(1)
-                if probe.connect_ex(("127.0.0.1", self.port)):
-                    return False
-                probe.sendall(b"PING\r\n")
-                return probe.recv(16).startswith(b"+PONG")
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1) as probe:
+                    probe.sendall(b"PING\r\n")
+                    return probe.recv(16).startswith(b"+PONG")
+            except OSError:
+                return False
         try:
             with urllib.request.urlopen(self.url + self._ready_url, timeout=1):
                 return True

@@ -179,7 +179,11 @@ class SqliteStore:
         """The result of a script that somebody waits for: committed, perhaps not yet synced."""
         parts = self._parts
         parts.sync.check()
-        result = parts.inline.run(script) if inline else BUSY
+        # Beside a sync the file system may hold up a write for as long as that takes, and with it
+        # the event loop: of 2,000 writes beside syncs of 9 ms one in a hundred waited 16 ms.
+        if not inline or parts.sync.is_syncing:
+            return await parts.thread.run(script)
+        result = parts.inline.run(script)
         return await parts.thread.run(script) if result is BUSY else result
 
     async def _queue(self, script: Script, *, writes: bool = True) -> Any:

@@ -39,7 +39,7 @@ class LogSync:
         self._loop = asyncio.get_running_loop()
         self._failure: StoreUnavailableError | None = None
         self._waiting: _Waiters = []
-        self._is_syncing = self._is_due = self._is_overdue = False
+        self.is_syncing = self._is_due = self._is_overdue = False
         try:
             self._descriptor = os.open(path.with_name(f"{path.name}-wal"), os.O_RDONLY)
             _sync_names(path.parent)
@@ -84,9 +84,9 @@ class LogSync:
 
     def _begin(self) -> None:
         """Begins a call unless one runs: that may have begun too early, so another follows it."""
-        if self._is_syncing:
+        if self.is_syncing:
             return
-        self._is_syncing, self._is_due, self._is_overdue = True, False, False
+        self.is_syncing, self._is_due, self._is_overdue = True, False, False
         batch, self._waiting = self._waiting, []
         self._batches.put(batch)
 
@@ -100,7 +100,7 @@ class LogSync:
             self._loop.call_soon_threadsafe(self._end, batch, error)
 
     def _end(self, batch: _Waiters, error: OSError | None) -> None:
-        self._is_syncing = False
+        self.is_syncing = False
         if error is not None:
             self._failure = StoreUnavailableError(
                 f"the store {self._path} could not be put on the disk: {error.strerror or error}; "
