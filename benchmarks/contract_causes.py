@@ -38,6 +38,8 @@ STREAMS = 3
 OUTPUT_TOKENS = 1500
 PROMPT_TOKENS = 1800
 STOPPED_SECONDS = 6.0
+STOPPED_STEPS = 300
+"""In so many at least: on a busy machine they take longer, and the buffers would not be full."""
 STOPPED_CHOICES = 4
 LEAST_PLANTED = 15
 """Late gaps without which a share of them says nothing."""
@@ -178,7 +180,10 @@ def plant_stopped_client(url: str, plants: Plants, times: int) -> None:
         while b'"id":"' not in head:
             head += connection.recv(4096)
         request_id = head.split(b'"id":"')[1].split(b'"')[0].decode()
+        before = num_gaps(url)
         time.sleep(STOPPED_SECONDS)
+        while num_gaps(url) - before < STREAMS * STOPPED_STEPS:
+            time.sleep(0.5)
         again_ns = time.monotonic_ns()
         plants.stretches.append(Stretch("slow_client", again_ns, again_ns, request_id))
         while time.monotonic_ns() < again_ns + 500_000_000 and connection.recv(1 << 20):
@@ -186,10 +191,15 @@ def plant_stopped_client(url: str, plants: Plants, times: int) -> None:
         connection.close()
 
 
-def late_gaps(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/slo?worst=1024", timeout=60) as response:
+def late_gaps(url: str, num: int = 1024) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/slo?worst={num}", timeout=60) as response:
         report: dict[str, Any] = json.load(response)
     return report
+
+
+def num_gaps(url: str) -> int:
+    """Of all streams so far."""
+    return int(late_gaps(url, 1)["itl"]["num"])
 
 
 class Score:
