@@ -14,7 +14,7 @@ NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMak
 serve: install
 	@$(BIN)/takt serve $(MODEL) --port $(PORT) $(ARGS)
 
-# EXTRA=gateway (or redis, otel, nvml, torch) adds what that part needs.
+# EXTRA=gateway (or redis, otel, ray, nvml, torch) adds what that part needs.
 install: $(VENV)/.installed
 	@[ -z "$(EXTRA)" ] || scripts/install $(BIN) $(EXTRA)
 

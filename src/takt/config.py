@@ -189,8 +189,9 @@ class ParallelOptions:
     distributed_executor_backend: str = _option(
         "auto",
         "uni is one process for one rank, mp a process for each rank, inproc a thread for each "
-        "(for tests). auto is uni for one rank and mp for more.",
-        choices=("auto", "uni", "mp", "inproc"),
+        "(for tests), ray an actor for each, on one host or several. auto is uni for one rank and "
+        "mp for more.",
+        choices=("auto", "uni", "mp", "inproc", "ray"),
     )
     all_reduce_dtype: str = _option(
         "float32",

@@ -252,7 +252,10 @@ def test_a_rank_that_fails_at_start_says_why(
             {"tensor_parallel_size": 2, "distributed_executor_backend": "uni"},
             "uni runs one rank, not 2: use mp",
         ),
-        ({"distributed_executor_backend": "ray"}, "'ray' is not one of: auto, uni, mp, inproc"),
+        (
+            {"distributed_executor_backend": "mpi"},
+            "'mpi' is not one of: auto, uni, mp, inproc, ray",
+        ),
         ({"tensor_parallel_size": 4, "pipeline_parallel_size": 4, "strict": True}, "--strict"),
     ],
 )

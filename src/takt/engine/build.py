@@ -47,6 +47,8 @@ class LoadedModel:
     sentinels: tuple[int, ...] = ()
     """File descriptors that become readable when a process of the model's ends."""
     pipeline: PipelineInfo | None = None
+    available_bytes: int | None = None
+    """Memory that is free for the KV pool, where it is not this host's alone."""
 
 
 def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> EngineCore:
@@ -54,7 +56,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
     sizes = plan_sizes(
         config,
         model.kv_shape,
-        available_memory_bytes(),
+        available_memory_bytes() if model.available_bytes is None else model.available_bytes,
         vocab_size=model.vocab_size,
         max_steps_in_flight=model.max_steps_in_flight,
     )

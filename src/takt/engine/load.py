@@ -74,7 +74,18 @@ def _load(
         check_max_model_len(config, model.max_position_embeddings)
         result_beside = begin_beside(checkpoint)
         eos_token_ids = load_eos_token_ids(checkpoint, config.model.tokenizer)
-        if config.parallel.num_ranks > 1:
+        if config.parallel.distributed_executor_backend == "ray":
+            from takt.engine import ray_workers
+            from takt.engine.load_hosts import load_hosts
+
+            loaded = load_hosts(
+                config,
+                checkpoint,
+                Path(resolved.path),
+                make_workers=ray_workers.RayWorkers,
+                eos_token_ids=eos_token_ids,
+            )
+        elif config.parallel.num_ranks > 1:
             from takt.engine.load_ranks import load_ranks
 
             loaded = load_ranks(

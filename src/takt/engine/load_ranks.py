@@ -51,7 +51,8 @@ def load_ranks(
     if pipeline is not None:
         _log.info("layers of each stage (%s): %s", pipeline.costs, pipeline.stage_layers)
     config = with_division(config, division)
-    warning = check_num_ranks(config, num_cpus)
+    num_ranks = config.parallel.num_ranks
+    warning = check_num_ranks(config, num_cpus, num_ranks)
     if warning is not None:
         _log.warning(warning)
     ranks = _Ranks(config, path, model_config.hidden_size, num_cpus, on_progress)
@@ -95,7 +96,7 @@ class _Ranks:
         num_cpus: int,
         on_progress: Callable[[int, int], None] | None,
     ) -> None:
-        self.num_threads = rank_threads(config, num_cpus)
+        self.num_threads = rank_threads(config, num_cpus, config.parallel.num_ranks)
         cpus = plan_rank_cpus(config, self.num_threads, num_cpus, read_cpu_topology())
         # While no rank runs yet, since it may measure.
         self._all_reduce_dtype = resolve_all_reduce_dtype(config, hidden_size, cpus)

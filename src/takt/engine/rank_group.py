@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from takt.config import EngineConfig
+from takt.engine.rank_failure import raise_failure
 from takt.engine.rank_model import RankModel
 from takt.engine.rank_wire import (
     RankFailed,
@@ -29,7 +30,7 @@ from takt.engine.rank_wire import (
     socket_pair,
 )
 from takt.engine.wire import config_to_plain
-from takt.errors import ConfigError, EngineDeadError, ModelError, TaktError
+from takt.errors import EngineDeadError
 from takt.parallel.pinning import RankCpus
 from takt.parallel.segment import Segment
 
@@ -143,8 +144,7 @@ class RankProcesses:
         except ConnectionResetError:
             message = None  # it ended before it had read what we sent
         if isinstance(message, RankFailed):
-            kind: type[TaktError] = ConfigError if message.exit_code == 2 else ModelError
-            raise kind(message.message)
+            raise_failure(message)
         if message is None:
             raise EngineDeadError(_ending(rank))
         return message

@@ -143,16 +143,15 @@ class RankProgram:
             number += 1
 
 
-def rank_threads(config: EngineConfig, num_cpus: int) -> int:
-    """Threads of each rank: those asked for, or an equal share of the CPUs."""
+def rank_threads(config: EngineConfig, num_cpus: int, num_ranks: int) -> int:
+    """Threads of each of a host's ranks: those asked for, or an equal share of its CPUs."""
     if config.model.num_threads is not None:
         return config.model.num_threads
-    return max(1, num_cpus // config.parallel.num_ranks)
+    return max(1, num_cpus // num_ranks)
 
 
-def check_num_ranks(config: EngineConfig, num_cpus: int) -> str | None:
-    """A warning where ranks have to take turns; raises `ConfigError` instead with --strict."""
-    num_ranks = config.parallel.num_ranks
+def check_num_ranks(config: EngineConfig, num_cpus: int, num_ranks: int) -> str | None:
+    """A warning where a host's ranks take turns; raises `ConfigError` instead with --strict."""
     if num_ranks <= num_cpus or num_ranks == 1:
         return None
     sentence = (

@@ -14,10 +14,10 @@ import sys
 import threading
 from pathlib import Path
 
+from takt.engine.rank_failure import rank_failed
 from takt.engine.rank_model import RankModel, RankProgram
 from takt.engine.rank_pinning import pin
 from takt.engine.rank_wire import (
-    RankFailed,
     RankLoaded,
     RankOrder,
     RankReady,
@@ -26,7 +26,7 @@ from takt.engine.rank_wire import (
     send,
 )
 from takt.engine.wire import config_from_plain
-from takt.errors import ConfigError, EngineDeadError, TaktError
+from takt.errors import EngineDeadError
 from takt.parallel.segment import Segment
 
 _log = logging.getLogger("takt.engine.rank")
@@ -51,20 +51,12 @@ def _run(arguments: list[str]) -> int:
     logging.basicConfig(level=order.log_level, format="%(levelname)s %(name)s: %(message)s")
     try:
         program = _start(connection, order)
-    except TaktError as error:
-        exit_code = 2 if isinstance(error, ConfigError) else 1
-        send(connection, RankFailed(str(error), exit_code))
-        return exit_code
-    except MemoryError:
-        send(connection, RankFailed("there is not enough memory for the model", 1))
-        return 1
     except ConnectionError:
         raise
     except Exception as error:
-        _log.exception("rank %d could not start", order.rank)
-        sentence = f"rank {order.rank} could not start: {type(error).__name__}: {error}"
-        send(connection, RankFailed(sentence, 1))
-        return 1
+        failure = rank_failed(order.rank, error)
+        send(connection, failure)
+        return failure.exit_code
     if program is None:
         return 0
     return _serve(connection, order.rank, program)

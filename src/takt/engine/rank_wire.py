@@ -67,10 +67,16 @@ class RankSizes(msgspec.Struct, frozen=True, tag="sizes"):
 
 
 class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """A rank's first answer: its weights are in memory."""
+    """A rank's first answer: its weights are in memory.
+
+    `precision` is the policy and what it gave; `available_bytes` is what its host has left. Both
+    are told by ranks that the engine does not share a host with.
+    """
 
     num_bytes_read: int
     weight_bytes: int
+    precision: str = ""
+    available_bytes: int = 0
 
 
 class RankReady(msgspec.Struct, frozen=True, tag="ready"):

@@ -18,7 +18,7 @@ from takt.types.step import StepLimits, input_layout, output_layout
 _LINE = 64
 _PAGE = 4096
 _FLOAT_BYTES = 4
-_TRANSFERS_PER_STEP = 2
+TRANSFERS_PER_STEP = 2
 """Hidden states and their residual go from stage to stage."""
 
 
@@ -58,7 +58,7 @@ class SegmentPlan:
 
     @property
     def num_channel_slots(self) -> int:
-        return _TRANSFERS_PER_STEP * self.num_buffers
+        return TRANSFERS_PER_STEP * self.num_buffers
 
     # -- offsets, in the order of the file ----------------------------------------------------
     # The abort word comes first, then the order of buffers, the signals, the steps, the links.
@@ -131,16 +131,6 @@ class Segment:
         """`all_reduce_dtype` is what sums exchange: a key of `compression.FORMAT_OF_DTYPE`."""
         plan, layout = self.plan, self.plan.layout
         stage, tensor_rank = layout.stage_of(rank), layout.tensor_rank_of(rank)
-
-        def channel(stage: int) -> _native.Channel:
-            return _native.Channel(
-                self.memory,
-                plan.channel_offset(stage, tensor_rank),
-                plan.num_channel_slots,
-                plan.channel_slot_bytes,
-                spin_ns,
-            )
-
         group = None
         if layout.tensor_size > 1:
             group = _native.Communicator(
@@ -154,9 +144,25 @@ class Segment:
             )
         return RankLinks(
             group=group,
-            previous=channel(stage - 1) if stage > 0 else None,
-            next=channel(stage) if stage < layout.num_stages - 1 else None,
+            previous=self.channel(stage - 1, tensor_rank, spin_ns) if stage > 0 else None,
+            next=(
+                self.channel(stage, tensor_rank, spin_ns) if stage < layout.num_stages - 1 else None
+            ),
         )
+
+    def channel(self, stage: int, tensor_rank: int, spin_ns: int) -> _native.Channel:
+        """The ring that leaves `stage`; each end counts its own transfers from 1."""
+        return _native.Channel(
+            self.memory,
+            self.plan.channel_offset(stage, tensor_rank),
+            self.plan.num_channel_slots,
+            self.plan.channel_slot_bytes,
+            spin_ns,
+        )
+
+    @property
+    def is_aborted(self) -> bool:
+        return bool(self.part(0, 4).view(np.uint32)[0])
 
     def abort(self) -> None:
         """Ends all waits of all ranks, now and later."""
