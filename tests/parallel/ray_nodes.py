@@ -13,7 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STARTING_SECONDS = 90
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_AUTH_MODE": "disabled",
+}
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
 
 
@@ -49,14 +53,12 @@ class RayNode:
         )
 
     def close(self) -> None:
-        """As the loss of a machine: nothing of it says goodbye."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
 
 
 def free_port() -> int:

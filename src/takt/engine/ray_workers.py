@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from takt.engine.rank_worker import RankWorker
-from takt.engine.ray_cluster import RANK_RESOURCE, import_ray, join_cluster
+from takt.engine.ray_cluster import RANK_RESOURCE, join_cluster
 from takt.errors import ConfigError, EngineDeadError
 from takt.parallel.layout import ParallelLayout
 
@@ -27,12 +27,11 @@ class RayWorkers:
 
     def __init__(self, layout: ParallelLayout) -> None:
         self._layout = layout
-        self._ray = import_ray()
         self._is_closing = False
         self._groups: list[Any] = []
         self._actors: list[Any] = []
         self._thread: threading.Thread | None = None
-        self._has_joined = join_cluster(self._ray, layout.num_ranks)
+        self._ray, self._has_joined = join_cluster(layout.num_ranks)
         try:
             self.ip: str = self._ray.util.get_node_ip_address()
             self._place()
