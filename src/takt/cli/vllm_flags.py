@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PARALLEL = "tensor-parallel groups, stages and replicas on one host are all that is built yet"
+PARALLEL = "tensor-parallel groups, stages and replicas are all that is built yet"
 MULTIMODAL = "models are text only"
 LORA = "LoRA adapters are not supported"
 MOE = "mixture-of-experts models are not supported"
