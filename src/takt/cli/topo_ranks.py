@@ -28,7 +28,7 @@ def show_ranks(
         ),
     )
     num_cpus, topology = num_usable_cpus(), read_cpu_topology()
-    threads = rank_threads(config, num_cpus)
+    threads = rank_threads(config, num_cpus, config.parallel.num_ranks)
     ranks = plan_rank_cpus(config, threads, num_cpus, topology)
     if as_json:
         document = {"num_threads": threads, "ranks": _as_json(config, ranks, topology)}
