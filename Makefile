@@ -7,7 +7,9 @@ PYTHON ?= python3
 
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE_SOURCES := $(shell find native -name '*.cc' -o -name '*.h' -o -name 'CMakeLists.txt')
+# Of the Python module; its tests are built when they are run.
+NATIVE_SOURCES := $(shell find native -path native/tests -prune -o -path native/benchmarks -prune -o \
+	\( -name '*.cc' -o -name '*.h' -o -name '*.cmake' -o -name CMakeLists.txt \) -print)
 
 .PHONY: serve install test lint unit native-test reference bench bench-peers bench-gateway bench-kv bench-contract bench-parallel bench-step bench-precision bench-loading bench-quality bench-plan profile clean
 

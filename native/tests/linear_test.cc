@@ -108,7 +108,7 @@ void batches_equal_single_rows(QuantType type) {
   }
   for (const char* isa : available_isas()) {
     select_isa(isa);
-    for (int m = 1; m <= max_m; ++m) {
+    for (int m = 1; m <= max_m; m += kIsSanitized && m > 17 ? 13 : 1) {
       const std::vector<float> expected(single.begin(), single.begin() + m * rows);
       CHECK(equal_bits(multiply(*w, x, m), expected), "%s type %d m %d", isa, int(type), m);
     }
@@ -273,7 +273,7 @@ void run() {
   for (const char* isa : available_isas()) {
     select_isa(isa);
     rows_lie_one_after_the_other();
-  ranges_equal_whole();
+    ranges_equal_whole();
     for (const QuantType type : kAllTypes) {
       products_match_reference(type);
       if (!is_float_type(type)) extremes_do_not_saturate(type);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/check.h"
+#include "tests/instrumented.h"
 #include "tests/tiny_model.h"
 
 namespace takt::test {
@@ -84,6 +85,7 @@ void each_step_begins_anew() {
 }  // namespace takt::test
 
 int main() {
+  takt::test::select_instrumented_kernels();
   takt::test::results_do_not_change();
   takt::test::each_step_begins_anew();
 }

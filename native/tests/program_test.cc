@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "tests/check.h"
+#include "tests/instrumented.h"
 #include "tests/tiny_model.h"
 
 namespace {
@@ -288,6 +289,7 @@ void an_aborted_pool_runs_nothing() {
 
 int main() {
   using namespace takt::test;
+  select_instrumented_kernels();
   threads_do_not_matter();
   laggards_do_not_matter();
   chunks_do_not_matter();

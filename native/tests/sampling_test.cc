@@ -73,7 +73,7 @@ void test_draws_agree_with_sorting() {
   for (int64_t vocab : {1, 2, 15, 16, 17, 100, 1000, 3001}) {
     for (float magnitude : {0.01f, 1.0f, 5.0f, 40.0f}) {
       const auto logits = random_logits(&random, vocab, magnitude);
-      for (int trial = 0; trial < 40; ++trial) {
+      for (int trial = 0; trial < fewer_if_sanitized(40); ++trial) {
         SampleParams p = neutral();
         p.seed = random.bits();
         p.choice = uint32_t(trial);
@@ -206,8 +206,10 @@ void test_large_vocabulary() {
 int main() {
   takt::test::test_philox();
   takt::test::test_draws_agree_with_sorting();
+  takt::test::test_large_vocabulary();
+  // Statistics need all their draws, and touch nothing that those before do not.
+  if (takt::kIsSanitized) return 0;
   takt::test::test_filters_keep_exactly_their_prefix();
   takt::test::test_filters_break_ties_by_id();
   takt::test::test_distribution();
-  takt::test::test_large_vocabulary();
 }
