@@ -3,6 +3,8 @@ MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
 EXTRA ?=
+# Each has servers and services of its own; a file stays with one, for what its tests share.
+TEST_PROCESSES ?= 2
 PYTHON ?= python3
 
 VENV := .venv
@@ -45,7 +47,7 @@ native-test: $(VENV)/.installed-test
 
 unit: $(VENV)/.installed-test
 	@scripts/test-services
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 # Rewrites docs/reference from the code; a test fails when it is out of date.
 reference: install
