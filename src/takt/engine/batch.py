@@ -89,6 +89,8 @@ class BatchFiller:
                 position = item.start + item.num_tokens
                 filled.sampled.append(request)
                 filled.sampled_rows.append(rows.add(len(token_ids) - 1, seat, position))
+                if request.sampling.logprobs is not None:
+                    filled.wants_logprobs = True
                 for fork in item.forks:
                     # From the same hidden state as its parent.
                     seat = self._seats.take(fork)

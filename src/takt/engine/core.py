@@ -187,26 +187,36 @@ class EngineCore:
     def _update(self, tokens: StepTokens, outputs: list[RequestOutput]) -> list[FinishedRequest]:
         """Tells the scheduler what the step returned and appends an output for each sequence."""
         scheduled = tokens.filled.scheduled
-        # A token of a request that ended while the step was in flight goes to no one.
-        live = [s.request.status is not RequestStatus.FINISHED for s in tokens.sampled]
         finished = self._scheduler.update(scheduled, tokens.sampled)
+        over = RequestStatus.FINISHED
+        if not scheduled.num_prefill_tokens and not finished and tokens.logprobs is None:
+            # Nearly all steps: a token for each sequence that goes on, and none is its first.
+            outputs += [
+                RequestOutput(request.request_id, request.choice, [sampled.token_id])
+                for sampled in tokens.sampled
+                if (request := sampled.request).status is not over
+            ]
+            return finished
         ends = {end.request: end for end in finished}
         scores = tokens.prompt_logprobs
-        for sampled, logprob, is_live in zip(tokens.sampled, tokens.logprobs, live, strict=True):
-            if is_live:
-                request = sampled.request
+        logprobs = tokens.logprobs or [None] * len(tokens.sampled)
+        for sampled, logprob in zip(tokens.sampled, logprobs, strict=True):
+            request = sampled.request
+            end = ends.pop(request, None)
+            # A token of a request that ended while the step was in flight goes to no one.
+            if end is not None or request.status is not over:
                 outputs.append(
                     _output(
                         request,
                         [sampled.token_id],
                         None if logprob is None else [logprob],
-                        scores.pop(request, None) if scores else None,
-                        ends.pop(request, None) if ends else None,
+                        scores.pop(request, None),
+                        end,
                     )
                 )
         # What is left computed a part of a prompt, or scored one without sampling.
         for request, entries in scores.items():
-            if request in ends or request.status is not RequestStatus.FINISHED:
+            if request in ends or request.status is not over:
                 outputs.append(_output(request, [], None, entries, ends.pop(request, None)))
         for request, end in ends.items():
             outputs.append(_output(request, [], None, None, end))

@@ -31,7 +31,8 @@ class StepTokens:
     stolen_host_ns: int
     computed_ns: int
     sampled: list[SampledToken]
-    logprobs: list[TokenLogprob | None]
+    logprobs: list[TokenLogprob | None] | None
+    """None if no sequence asks for any."""
     prompt_logprobs: dict[Request, list[TokenLogprob | None]] = field(default_factory=dict)
 
 
@@ -116,28 +117,33 @@ class Runner:
         self, buffer: StepBuffer, filled: FilledStep, start_ns: int, end_ns: int
     ) -> StepTokens:
         views = buffer.output.views
-        header = views["header"]
-        if int(header[0]) != filled.scheduled.step_id:
-            raise InvariantError(f"step {filled.scheduled.step_id} returned as {int(header[0])}")
+        header: list[int] = views["header"].tolist()
+        step_id, num_redone_tiles, stolen_run_ns, stolen_host_ns, computed_ns = (
+            header[:1] + header[4:]
+        )
+        if step_id != filled.scheduled.step_id:
+            raise InvariantError(f"step {filled.scheduled.step_id} returned as {step_id}")
         token_ids = views["token_ids"][: filled.num_rows].tolist()
         sampled = [
             SampledToken(request, token_ids[row])
             for request, row in zip(filled.sampled, filled.sampled_rows, strict=True)
         ]
-        logprobs: list[TokenLogprob | None] = [None] * len(sampled)
-        for index, request in enumerate(filled.sampled):
-            num_top = request.sampling.logprobs
-            if num_top is not None:
-                row = filled.sampled_rows[index]
-                logprobs[index] = _logprob(buffer, row, token_ids[row], num_top)
+        logprobs: list[TokenLogprob | None] | None = None
+        if filled.wants_logprobs:
+            logprobs = [
+                None
+                if (num_top := request.sampling.logprobs) is None
+                else _logprob(buffer, row, token_ids[row], num_top)
+                for request, row in zip(filled.sampled, filled.sampled_rows, strict=True)
+            ]
         tokens = StepTokens(
             filled=filled,
             run_start_ns=start_ns,
             run_end_ns=end_ns,
-            num_redone_tiles=int(header[4]),
-            stolen_run_ns=int(header[5]),
-            stolen_host_ns=int(header[6]),
-            computed_ns=int(header[7]),
+            num_redone_tiles=num_redone_tiles,
+            stolen_run_ns=stolen_run_ns,
+            stolen_host_ns=stolen_host_ns,
+            computed_ns=computed_ns,
             sampled=sampled,
             logprobs=logprobs,
         )

@@ -31,13 +31,18 @@ class SteadyDecoder:
         buffer.steady = None
         if is_plain:
             requests = [item.request for item in items]
+            starts = [item.start for item in items]
             views, num_seqs = buffer.step.views, len(items)
             buffer.steady = SteadyBatch(
                 requests=requests,
-                next_starts=[item.start + 1 for item in items],
-                rows=list(range(len(items))),
+                starts=starts,
+                num_kv_tokens=sum(starts) + num_seqs,
+                num_to_border=self._num_to_border(starts),
+                wants_logprobs=filled.wants_logprobs,
+                rows=list(range(num_seqs)),
                 table_rows=self._blocks.rows(requests),
                 token_ids=views["token_ids"][:num_seqs],
+                sampled_ids=buffer.output.views["token_ids"][:num_seqs],
                 counters=(
                     views["positions"][:num_seqs],
                     views["seq_lens"][:num_seqs],
@@ -62,26 +67,33 @@ class SteadyDecoder:
         ):
             return None
         starts = [item.start for item in items]
-        if starts != batch.next_starts:
+        if starts != [start + 1 for start in batch.starts]:
             return None
-        batch.next_starts = [start + 1 for start in starts]
+        batch.starts = starts
         buffer.step.views["header"][0] = scheduled.step_id
-        batch.token_ids[:] = [item.request.token_ids[item.start] for item in items]
+        batch.token_ids[:] = batch.sampled_ids
         for counter in batch.counters:
             counter += 1
-        block_size = self._block_size
-        if 0 in [start % block_size for start in starts]:
+        if batch.num_to_border == 0:
             rows = batch.table_rows
             self._blocks.fill(buffer, rows, rows, max(starts) + 1)
+            batch.num_to_border = self._num_to_border(starts)
         else:
             batch.slots += 1
-        num_kv_tokens = sum(batch.next_starts)
+            batch.num_to_border -= 1
+        num_kv_tokens = batch.num_kv_tokens = batch.num_kv_tokens + len(starts)
         return FilledStep(
             scheduled,
-            num_rows=len(items),
+            num_rows=len(starts),
             sampled=batch.requests,
             sampled_rows=batch.rows,
+            wants_logprobs=batch.wants_logprobs,
             num_kv_tokens_read=num_kv_tokens,
             num_qk_pairs=num_kv_tokens,
             num_decode_kv_tokens=num_kv_tokens,
         )
+
+    def _num_to_border(self, starts: list[int]) -> int:
+        """Steps after one that began at `starts` whose tokens go into the same blocks."""
+        block_size = self._block_size
+        return min(block_size - 1 - start % block_size for start in starts)

@@ -19,12 +19,19 @@ class SteadyBatch:
     """Sequences of a step that decoded one token each; lists go in the order of rows."""
 
     requests: list[Request]
-    next_starts: list[int]
-    """Where each goes on if it is scheduled again."""
+    starts: list[int]
+    """Where each began in the step."""
+    num_kv_tokens: int
+    """Sum of their contexts after it."""
+    num_to_border: int
+    """Steps that can follow before one of them needs another block."""
+    wants_logprobs: bool
     rows: list[int]
     table_rows: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int32]
     """Its part of the step's input, as are those below: slices take longer to make than to fill."""
+    sampled_ids: npt.NDArray[np.int32]
+    """Its part of the step's output: what it has sampled is the next step's input."""
     counters: tuple[npt.NDArray[Any], ...]
     """Fields that grow by one: positions, lengths, positions of the rows."""
     slots: npt.NDArray[np.int64]
@@ -74,6 +81,8 @@ class FilledStep:
     sampled: list[Request] = field(default_factory=list)
     sampled_rows: list[int] = field(default_factory=list)
     scored: list[ScoredSpan] = field(default_factory=list)
+    wants_logprobs: bool = False
+    """Some sequence of `sampled` asks for logprobs."""
     newly_seated: list[Request] = field(default_factory=list)
     """Scheduled for the first time, or again after they were preempted."""
     num_kv_tokens_read: int = 0

@@ -151,6 +151,7 @@ class _FlatStruct:
     def __init__(self, layout: StepLayout, buffer: np.ndarray | None) -> None:
         self.layout = layout
         self.buffer = _aligned_zeros(layout.nbytes) if buffer is None else buffer
+        self.address: int = self.buffer.ctypes.data
         self.views: dict[str, np.ndarray] = {
             name: self.buffer[f.offset : f.offset + f.nbytes].view(f.dtype).reshape(f.shape)
             for name, f in layout.fields.items()

@@ -91,7 +91,7 @@ class NativeProgram:
 
     def run(self, step: StepInput, output: StepOutput) -> None:
         try:
-            self._program.run(step.buffer.ctypes.data, output.buffer.ctypes.data)
+            self._program.run(step.address, output.address)
         except ValueError as error:
             raise InvariantError(str(error)) from error
         except RuntimeError as error:
@@ -122,10 +122,10 @@ class EagerProgram:
 
     def run(self, step: StepInput, output: StepOutput) -> None:
         try:
-            self._program.begin(step.buffer.ctypes.data)
+            self._program.begin(step.address)
             self._program.execute(0, self._spans[0].first)
             self._recording(_Replay(self._program, self._spans), self._forward)
-            self._program.end(output.buffer.ctypes.data)
+            self._program.end(output.address)
         except ValueError as error:
             raise InvariantError(str(error)) from error
         except RuntimeError as error:
