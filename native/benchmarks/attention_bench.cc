@@ -83,8 +83,8 @@ void attend(const AttentionArgs& args, int32_t first, int m, const std::vector<f
     q[i] = &query[size_t(i * kHeads * kHeadDim)];
     out[i] = &result[size_t(i) * row];
   }
-  for (int64_t h = 0; h < kKVHeads; ++h) {
-    for (int64_t split = 0; split * kSplit < first + m; ++split) {
+  for (int64_t split = 0; split * kSplit < first + m; ++split) {
+    for (int64_t h = 0; h < kKVHeads; ++h) {
       attention_split(args, h, split, m, positions, q, out);
     }
   }

@@ -1,25 +1,32 @@
 // Paged attention over one split of the context.
 //
 // A row is one query head of one token. It depends on nothing but its position and the cache:
-//   score(p)   sum over the head's elements in order, one fused chain, of (q scale) * k; times the
-//              scale of K at p where the cache's type has one
+//   score(p)   sum over the head's elements of (q scale) * k, in pieces of 32 elements: the fused
+//              chain of a piece's even elements plus that of its odd ones, added to the sum before
+//              it; times the scale of K at p where the cache's type has one
 //   max        of the visible scores
 //   sum        of e^(score - max): position p goes to lane p % 16 in order, then the lanes
-//   weighted V one fused chain over the visible positions in order; weights are times V's scales
+//   weighted V sum over the visible positions in pieces of 16, at absolute multiples of 16: the
+//              chain of a piece's even positions plus that of its odd ones; weights are times V's
+//              scales
+// With a cache of bf16, (q scale) and the weights are bf16 as well. All of its products are exact
+// then, and AMX's unit gives the same bits (attention_amx.cc).
+//
 // Few rows widen K and V in registers. Many widen each tile once, into memory that stays near, and
 // go over it group by group: the same operations on the same numbers.
 #include <cstdint>
 
 #include "kernels/attention_kernels.h"
 #include "kernels/attention_products.h"
+#include "kernels/attention_rows.h"
 #include "kernels/exp.h"
+#include "kernels/float16.h"
 #include "kernels/kv_tiles.h"
+#include "kernels/round_bf16.h"
 #include "kernels/vec16.h"
 
 namespace takt::TAKT_ISA {
 namespace {
-
-constexpr float kInfinity = __builtin_inff();
 
 // Rows that share a widened tile: 16 tokens of 3 heads, or fewer of more heads.
 constexpr int kMaxBatch = 48;
@@ -27,7 +34,6 @@ constexpr int kMaxGroups = kMaxBatch / kMaxRows;
 // Tiles widened at once: 8 KiB of a head of 64 elements.
 constexpr int kWidenedTiles = 2;
 constexpr int kSplitTiles = int(kSplit / kTile);
-constexpr int kTilesAhead = 4;
 
 static_assert(kSplit % kTile == 0 && kMaxBatch % kMaxRows == 0);
 
@@ -46,78 +52,51 @@ struct Batch {
   alignas(64) float widened[kWidenedTiles][kTile * kMaxHeadDim];
 };
 
-// Turns the visible scores of a row into weights of V; those of the edge tiles that it does not see
-// get none that is read. Writes max and sum.
-template <class Type>
-void softmax(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, Range visible,
-             float* score, float* out) {
-  const Vec16 least_score = set1(-kInfinity);
-  const Vec16 cap = set1(a.softcap);
-  const int first = visible.begin / int(kTile) * int(kTile);
-  Vec16 lane_max = least_score;
-  for (int p = first; p < visible.end; p += kTile) {
-    Vec16 s = load(score + p);
-    if constexpr (Type::kScales) s = s * tiles.key_scales(start + p);
-    if (a.softcap != 0.0f) s = cap * tanh(s / cap);
-    if (p < visible.begin || p + kTile > visible.end) {
-      s = lanes_between(s, most(visible.begin - p, 0), least(visible.end - p, kTile), least_score);
-    }
-    store(score + p, s);
-    lane_max = max(s, lane_max);
-  }
-  const float row_max = max_lanes(lane_max);
-  Vec16 sum = set1(0.0f);
-  for (int p = first; p < visible.end; p += kTile) {
-    const Vec16 e = exp(load(score + p) - set1(row_max));
-    sum = sum + e;
-    if constexpr (Type::kScales) {
-      store(score + p, e * tiles.value_scales(start + p));
-    } else {
-      store(score + p, e * set1(Type::kScale));
-    }
-  }
-  out[0] = row_max;
-  out[1] = sum_lanes(sum);
-}
-
 template <class Type>
 void softmax_all(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, Batch* batch) {
   for (int r = 0; r < batch->count; ++r) {
     if (is_empty(batch->visible[r])) continue;
-    softmax(a, tiles, start, batch->visible[r], batch->weight + r * kSplit, batch->out[r]);
+    float* weight = batch->weight + r * kSplit;
+    softmax(a, tiles, start, batch->visible[r], weight, batch->out[r],
+            [weight](int p, Vec16 w) { store(weight + p, w); });
   }
 }
 
-// One group; K and V are widened in registers. Tiles lie apart in memory, out of the hardware's
-// sight: K is asked for some tiles ahead, and V while K is gone over.
+// One group whose tiles are copied before they are read, one by one.
+template <class Type>
+void attend_copies(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, int first,
+                   int last, Batch* batch) {
+  auto* copy = reinterpret_cast<typename Type::Element*>(batch->copy);
+  for (int t = first; t < last; ++t) {
+    const auto* tile = tiles.key(start + t * kTile, copy);
+    score_group<Type, false>(batch->groups[0], &tile, 1, a.kv.head_dim, t * int(kTile));
+  }
+  softmax_all(a, tiles, start, batch);
+  for (int t = first; t < last; ++t) {
+    const auto* tile = tiles.value(start + t * kTile, copy);
+    weigh_group<Type, false>(batch->groups[0], &tile, 1, a.kv.head_dim, t * int(kTile));
+  }
+}
+
+// One group; K and V are widened in registers.
 template <class Type>
 void attend_few(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, int first,
                 int last, Batch* batch) {
-  using Element = typename Type::Element;
-  auto* copy = reinterpret_cast<Element*>(batch->copy);
   const int64_t head_dim = a.kv.head_dim;
-  const int at_once = tiles.in_place() ? kTilesAhead : 1;  // there is room for one copy
-  const Element* tile[kSplitTiles];
-  for (int t = first; t < first + kTilesAhead; ++t) tiles.prefetch_key(start + t * kTile);
-  for (int t = first; t < last; t += at_once) {
-    const int count = least(at_once, last - t);
-    for (int i = 0; i < count; ++i) {
-      tile[i] = tiles.key(start + (t + i) * kTile, copy);
-      tiles.prefetch_key(start + (t + i + kTilesAhead) * kTile);
-      tiles.prefetch_value(start + (t + i) * kTile);
-    }
-    score_group<Type>(batch->groups[0], tile, count, head_dim, t * int(kTile));
+  const int count = last - first;
+  // In the order of reading: K, then V. Nothing is wanted behind the last one.
+  const typename Type::Element* tile[2 * kSplitTiles + kTilesAhead];
+  const typename Type::Element* value = nullptr;
+  for (int t = 0; t < count; ++t) {
+    const int64_t position = start + (first + t) * kTile;
+    tile[t] = tiles.key(position, nullptr);
+    tile[count + t] = value = tiles.value(position, nullptr);
   }
+  for (int t = 0; t < kTilesAhead; ++t) tile[2 * count + t] = value;
+  for (int t = 0; t < least(kTilesAhead, count); ++t) tiles.prefetch(tile[t]);
+  score_group<Type, true>(batch->groups[0], tile, count, head_dim, first * int(kTile));
   softmax_all(a, tiles, start, batch);
-  if (!tiles.in_place()) {
-    for (int t = first; t < last; ++t) {
-      tile[0] = tiles.value(start + t * kTile, copy);
-      weigh_group<Type>(batch->groups[0], tile, 1, head_dim, t * int(kTile));
-    }
-    return;
-  }
-  for (int t = first; t < last; ++t) tile[t - first] = tiles.value(start + t * kTile, copy);
-  weigh_group<Type>(batch->groups[0], tile, last - first, head_dim, first * int(kTile));
+  weigh_group<Type, true>(batch->groups[0], tile + count, count, head_dim, first * int(kTile));
 }
 
 // F32Tile's layout of a tile of K, and of V.
@@ -161,7 +140,7 @@ void attend_many(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t sta
       widen_key<Type>(tile, head_dim, batch->widened[i]);
     }
     for (int g = 0; g < batch->num_groups; ++g) {
-      score_group<F32Tile>(batch->groups[g], widened, count, head_dim, t * int(kTile));
+      score_group<F32Tile, false>(batch->groups[g], widened, count, head_dim, t * int(kTile));
     }
   }
   softmax_all(a, tiles, start, batch);
@@ -172,7 +151,7 @@ void attend_many(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t sta
       widen_value<Type>(tile, head_dim, batch->widened[i]);
     }
     for (int g = 0; g < batch->num_groups; ++g) {
-      weigh_group<F32Tile>(batch->groups[g], widened, count, head_dim, t * int(kTile));
+      weigh_group<F32Tile, false>(batch->groups[g], widened, count, head_dim, t * int(kTile));
     }
   }
 }
@@ -184,21 +163,19 @@ void attend(const AttentionArgs& a, int64_t kv_head, int64_t start, Batch* batch
   const KVTiles<Type> tiles(a, kv_head, start + seen.begin, start + seen.end);
   const int first = seen.begin / int(kTile);
   const int last = (seen.end + int(kTile) - 1) / int(kTile);
-  if (batch->num_groups == 1) {
+  if (batch->num_groups > 1) {
+    attend_many<Type>(a, tiles, start, first, last, batch);
+  } else if (tiles.in_place()) {
     attend_few<Type>(a, tiles, start, first, last, batch);
   } else {
-    attend_many<Type>(a, tiles, start, first, last, batch);
+    attend_copies<Type>(a, tiles, start, first, last, batch);
   }
 }
 
 // Adds a row to the batch: its visible positions and an empty partial result.
 void add_row(const AttentionArgs& a, int64_t start, int32_t position, float* out, Batch* batch) {
-  const int64_t oldest = a.window > 0 ? position - a.window + 1 - start : -start;
-  const int64_t newest = position - start;
   const int r = batch->count++;
-  Range& visible = batch->visible[r];
-  visible = {int(oldest < 0 ? 0 : oldest < kSplit ? oldest : kSplit),
-             int(newest < 0 ? 0 : newest < kSplit ? newest + 1 : kSplit)};
+  const Range visible = batch->visible[r] = visible_to(a, start, position);
   if (!is_empty(visible)) {
     batch->seen = {least(batch->seen.begin, visible.begin), most(batch->seen.end, visible.end)};
   }
@@ -210,7 +187,7 @@ void add_row(const AttentionArgs& a, int64_t start, int32_t position, float* out
 }
 
 // Groups of even sizes; `query(r)` is row r's.
-template <class Query>
+template <class Type, class Query>
 void make_groups(int64_t head_dim, float scale, Query query, Batch* batch) {
   batch->num_groups = (batch->count + kMaxRows - 1) / kMaxRows;
   for (int g = 0; g < batch->num_groups; ++g) {
@@ -221,7 +198,10 @@ void make_groups(int64_t head_dim, float scale, Query query, Batch* batch) {
                         batch->visible + first};
     for (int r = 0; r < count; ++r) {
       const float* from = query(first + r);
-      for (int64_t d = 0; d < head_dim; ++d) q[d * count + r] = from[d] * scale;
+      for (int64_t d = 0; d < head_dim; ++d) {
+        const float scaled = from[d] * scale;
+        q[d * count + r] = Type::kRounds ? float_from_bf16(round_to_bf16(scaled)) : scaled;
+      }
     }
   }
 }
@@ -245,7 +225,7 @@ void split_of(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
       return q[(first + r) / heads] + (first + r) % heads * head_dim;
     };
     // Scales of all positions alike are the query's.
-    make_groups(head_dim, a.scale * Type::kScale, query, &batch);
+    make_groups<Type>(head_dim, a.scale * Type::kScale, query, &batch);
     attend<Type>(a, kv_head, start, &batch);
     for (int r = 0; r < batch.count; ++r) {
       for_each_vector(head_dim, [&](int64_t d, int count) {

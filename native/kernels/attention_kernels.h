@@ -15,4 +15,13 @@ struct AttentionKernels {
 };
 TAKT_DECLARE_ISA_TABLE(AttentionKernels, kAttentionKernels)
 
+#if defined(__x86_64__)
+namespace amx {
+// `split` of the table, equal to it bit for bit; or nothing and false: for few rows, or a cache
+// that the unit cannot read in place.
+bool split_of_many(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
+                   const int32_t* positions, const float* const* q, float* const* out);
+}  // namespace amx
+#endif
+
 }  // namespace takt

@@ -31,9 +31,9 @@ constexpr std::array<const char*, kNumIsas> kNames = {"generic"};
 bool has_amx() {
   static const bool granted = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
-    constexpr unsigned kTile = 1u << 24, kInt8 = 1u << 25;
+    constexpr unsigned kNeeded = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, int8
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
-    if ((d & kTile) == 0 || (d & kInt8) == 0) return false;
+    if ((d & kNeeded) != kNeeded) return false;
     constexpr long kRequestPermission = 0x1023, kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();

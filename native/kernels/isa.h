@@ -14,8 +14,9 @@
 //     kTables[isa_index()]->foo(x, out);
 //   }
 //
-// The set "amx" is "avx512_bf16" with a matrix unit for products of int8 rows (tile_kernels.h); its
-// other kernels are those of "avx512_bf16".
+// The set "amx" is "avx512_bf16" with a matrix unit for products of int8 rows (tile_kernels.h) and for
+// attention of many rows to bf16 (attention_kernels.h); its other kernels are those of
+// "avx512_bf16".
 //
 // Everything else in an *_isa.cc lies in an anonymous namespace or in takt::TAKT_ISA. An inline
 // function or a template of another namespace (std's too) that the compiler does not inline would

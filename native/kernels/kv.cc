@@ -6,16 +6,10 @@
 #include "kernels/float16.h"
 #include "kernels/float8.h"
 #include "kernels/kv_layout.h"
+#include "kernels/round_bf16.h"
 
 namespace takt {
 namespace {
-
-// Rounds to nearest, ties to even; NaN stays NaN.
-uint16_t bf16_from_float(float x) {
-  const uint32_t bits = bits_from_float(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t(bits >> 16 | 0x40);
-  return uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
 
 // Two threads may store equal values at once. On every target a relaxed store is a plain one.
 template <class T>
@@ -94,8 +88,8 @@ void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, 
   switch (kv.type) {
     case KVType::kBF16: {
       Row<uint16_t> key, value;
-      encode(k, n, &key, bf16_from_float);
-      encode(v, n, &value, bf16_from_float);
+      encode(k, n, &key, round_to_bf16);
+      encode(v, n, &value, round_to_bf16);
       return store.template operator()<2>(key, value);
     }
     case KVType::kF32: {

@@ -6,7 +6,7 @@
 namespace takt {
 
 enum class KVType : uint8_t {
-  kBF16,
+  kBF16,    // rounded to nearest even, and to 0 below 2^-56 (round_bf16.h)
   kF32,
   kFP8E4M3,  // rounded to nearest even, saturated at 448
   kInt8,     // -127 to 127 times a bf16 scale of each token and head

@@ -12,12 +12,14 @@ namespace takt::TAKT_ISA {
 // Element types of the cache. `key(tile, pair)` is elements 2 * pair and 2 * pair + 1 of the head
 // for 16 positions; `value(tile, head_dim, pair, d)` is positions 2 * pair and 2 * pair + 1 for
 // elements d to d + 15, or to d + 7 with `kHalf`. Scores and weights of V are to be multiplied by a
-// position's scale: kScale is that of all, kScales says that each has its own, in bf16.
+// position's scale: kScale is that of all, kScales says that each has its own, in bf16. kRounds
+// says that queries and weights of V are rounded to bf16 too: a matrix unit can multiply them.
 struct BF16Tile {
   using Element = uint16_t;
   static constexpr KVType kType = KVType::kBF16;
   static constexpr float kScale = 1.0f;
   static constexpr bool kScales = false;
+  static constexpr bool kRounds = true;
   static TAKT_VEC_INLINE Vec16Pair key(const uint16_t* tile, int64_t pair) {
     return load_bf16_pair(tile + 2 * kTile * pair);
   }
@@ -52,16 +54,19 @@ struct F32Tile : PlainTile<float, load, load_f32_half> {
   static constexpr KVType kType = KVType::kF32;
   static constexpr float kScale = 1.0f;
   static constexpr bool kScales = false;
+  static constexpr bool kRounds = false;
 };
 struct E4M3Tile : PlainTile<uint8_t, load_e4m3, load_e4m3_half> {
   static constexpr KVType kType = KVType::kFP8E4M3;
   static constexpr float kScale = 256.0f;
   static constexpr bool kScales = false;
+  static constexpr bool kRounds = false;
 };
 struct Int8Tile : PlainTile<uint8_t, load_int8, load_int8_half> {
   static constexpr KVType kType = KVType::kInt8;
   static constexpr float kScale = 1.0f;
   static constexpr bool kScales = true;
+  static constexpr bool kRounds = false;
 };
 
 #if defined(__SANITIZE_THREAD__)
@@ -131,9 +136,12 @@ class KVTiles {
   Vec16 key_scales(int64_t position) const { return scales(kv_.k, position); }
   Vec16 value_scales(int64_t position) const { return scales(kv_.v, position); }
 
-  // Asks for the tile at `position` to be brought near: it is wanted soon.
-  void prefetch_key(int64_t position) const { prefetch(kv_.k, position); }
-  void prefetch_value(int64_t position) const { prefetch(kv_.v, position); }
+  // Asks for a tile to be brought near: it is wanted soon.
+  void prefetch(const Element* tile) const {
+    const int64_t bytes = kTile * kv_.head_dim * int64_t(sizeof(Element));
+    const auto* line = reinterpret_cast<const std::byte*>(tile);
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(line + i);
+  }
 
  private:
   struct Place {
@@ -178,13 +186,6 @@ class KVTiles {
       });
     }
     return load_bf16(copy);
-  }
-
-  void prefetch(const std::byte* base, int64_t position) const {
-    if (!whole_ || position >= end_ || position < begin_) return;
-    const std::byte* tile = at(base, place(position));
-    const int64_t bytes = kTile * kv_.head_dim * int64_t(sizeof(Element));
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(tile + i);
   }
 
   const KVLayer& kv_;

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 
 #include "kernels/lanes.h"
 
@@ -20,18 +21,23 @@ TAKT_INLINE void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
 template <Tile kTile>
-TAKT_INLINE void load_tile(const std::byte* from, size_t stride) {
+TAKT_INLINE void load_tile(const void* from, size_t stride) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
 }
 template <Tile kTile>
-TAKT_INLINE void store_tile(int32_t* to) {
-  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(to), "r"(int64_t{kTileRowBytes})
-               : "memory");
+TAKT_INLINE void store_tile(void* to, size_t stride = kTileRowBytes) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(to), "r"(stride) : "memory");
 }
 // Sums of s8 rows of x times u8 weights.
 template <Tile kSums, Tile kX, Tile kWeights>
 TAKT_INLINE void add_tile_products() {
   asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));
+}
+// Sums of bf16 rows of x times bf16 weights: a row's pairs are summed in two fused chains, of the
+// even and of the odd elements, which are added to each other and then to the sum before.
+template <Tile kSums, Tile kX, Tile kWeights>
+TAKT_INLINE void add_bf16_tile_products() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kX), "i"(kWeights));
 }
 
 // What LDTILECFG reads: palette 1, and the rows and bytes of a row of each register.
@@ -46,6 +52,7 @@ struct TileConfig {
     rows[tile] = uint8_t(num_rows);
     row_bytes[tile] = uint16_t(bytes);
   }
+  TAKT_INLINE void load() const { asm volatile("ldtilecfg %0" ::"m"(*this)); }
 };
 
 // For products of `num_rows` rows of x by `columns` columns.
@@ -54,7 +61,7 @@ TAKT_INLINE void configure_tiles(int num_rows, int columns) {
   for (const Tile tile : {kSumsA, kSumsB}) config.set(tile, num_rows, kTileRowBytes);
   for (const Tile tile : {kRowsOfXA, kRowsOfXB}) config.set(tile, num_rows, columns);
   for (const Tile tile : {kWeightsA, kWeightsB}) config.set(tile, columns / 4, kTileRowBytes);
-  asm volatile("ldtilecfg %0" ::"m"(config));
+  config.load();
 }
 
 TAKT_INLINE void release_tiles() { asm volatile("tilerelease"); }

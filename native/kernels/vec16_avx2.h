@@ -131,6 +131,18 @@ TAKT_VEC_INLINE Vec16 load_bf16(const uint16_t* p) {
   return {half(p), half(p + 8)};
 }
 
+TAKT_VEC_INLINE __m256 eight_to_bf16(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i up = _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff));
+  const __m256 nearest = widen_odd(_mm256_add_epi32(bits, up));
+  const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), nearest);
+  return _mm256_and_ps(nearest, _mm256_cmp_ps(size, _mm256_set1_ps(0x1p-56f), _CMP_NLT_UQ));
+}
+TAKT_VEC_INLINE Vec16 rounded_to_bf16(Vec16 x) {
+  return {eight_to_bf16(x.lo), eight_to_bf16(x.hi)};
+}
+
 TAKT_VEC_INLINE __m256 eight_from_int8(const uint8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(p)));
 }

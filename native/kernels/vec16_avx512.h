@@ -104,6 +104,27 @@ TAKT_VEC_INLINE Vec16 load_bf16(const uint16_t* p) {
       _mm512_maskz_slli_epi32(kAllLanes, _mm512_maskz_cvtepu16_epi32(kAllLanes, bits), 16))};
 }
 
+// To the nearest bf16, ties to even, and to 0 below 2^-56 (round_bf16.h says why). A NaN stays one.
+TAKT_VEC_INLINE Vec16 rounded_to_bf16(Vec16 x) {
+  const __m512i bits = _mm512_castps_si512(x.v);
+  const __m512i is_odd = _mm512_and_si512(_mm512_maskz_srli_epi32(kAllLanes, bits, 16),
+                                          _mm512_set1_epi32(1));
+  const __m512i up = _mm512_add_epi32(is_odd, _mm512_set1_epi32(0x7fff));
+  const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
+  const __m512 nearest = _mm512_castsi512_ps(_mm512_and_si512(_mm512_add_epi32(bits, up), high));
+  const __m512 size = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(nearest),
+                                                           _mm512_set1_epi32(0x7fffffff)));
+  const __mmask16 counts = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0x1p-56f), _CMP_NLT_UQ);
+  return {_mm512_maskz_mov_ps(counts, nearest)};
+}
+
+// Stores numbers that are bf16 as such.
+TAKT_VEC_INLINE void store_bf16(uint16_t* p, Vec16 x) {
+  const __m512i bits = _mm512_maskz_srli_epi32(kAllLanes, _mm512_castps_si512(x.v), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_maskz_cvtepi32_epi16(kAllLanes, bits));
+}
+
 // 16 int8. `half` reads 8, zeros behind them.
 TAKT_VEC_INLINE Vec16 floats_from_int8(__m128i bytes) {
   const __m512i words = _mm512_maskz_cvtepi8_epi32(kAllLanes, bytes);

@@ -179,6 +179,18 @@ TAKT_VEC_INLINE Vec16 load_bf16(const uint16_t* p) {
   return out;
 }
 
+TAKT_VEC_INLINE Vec16 rounded_to_bf16(Vec16 x) {
+  Vec16 out;
+  for (int i = 0; i < 4; ++i) {
+    const U32x4 bits = reinterpret_cast<U32x4>(x.v[i]);
+    const U32x4 nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    const F32x4 size = reinterpret_cast<F32x4>(nearest & 0x7fffffffu);
+    const I32x4 is_small = size < 0x1p-56f;
+    out.v[i] = reinterpret_cast<F32x4>(nearest & ~reinterpret_cast<U32x4>(is_small));
+  }
+  return out;
+}
+
 TAKT_VEC_INLINE F32x4 four_from_int8(const uint8_t* p) {
   const I32x4 words = {int8_t(p[0]), int8_t(p[1]), int8_t(p[2]), int8_t(p[3])};
   return __builtin_convertvector(words, F32x4);

@@ -44,15 +44,20 @@ void AttentionWork::for_each_block(const StepInput& input, Visit visit) const {
   }
 }
 
-void AttentionWork::build(const StepInput& input) {
+bool AttentionWork::build(const StepInput& input) {
+  const int num_items_before = num_items();
+  const int64_t heads_before = kv_heads_per_tile_;
   items_.clear();
   int64_t total = 0;
   for_each_block(input, [&](int32_t, int32_t, int32_t rows, SplitRange splits) {
     total += int64_t{rows} * (splits.last - splits.first);
   });
   const int64_t wanted = kTilesPerThread * num_threads_;
+  // The heads of a block lie side by side in memory. A tile takes all of them where there are
+  // splits enough: what the hardware fetches beyond one head is then the next one's.
+  const bool heads_together = total >= 2 * wanted;
   // An item with more than this of the step's rows x splits would keep its thread too long.
-  const int64_t share = total * shape_.num_kv_heads / wanted;
+  const int64_t share = total * (heads_together ? 1 : shape_.num_kv_heads) / wanted;
   int32_t partial_rows = 0;
   max_row_splits_ = 1;
   for_each_block(input, [&](int32_t seq, int32_t token0, int32_t rows, SplitRange splits) {
@@ -74,7 +79,9 @@ void AttentionWork::build(const StepInput& input) {
       partial_rows += rows * (last - split);
     }
   });
-  kv_heads_per_tile_ = num_items() >= 2 * wanted ? shape_.num_kv_heads : 1;
+  const bool are_enough = heads_together && num_items() >= wanted;
+  kv_heads_per_tile_ = are_enough ? shape_.num_kv_heads : 1;
+  return num_items() != num_items_before || kv_heads_per_tile_ != heads_before;
 }
 
 }  // namespace takt

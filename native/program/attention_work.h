@@ -43,7 +43,8 @@ class AttentionWork {
  public:
   AttentionWork(const AttentionShape& shape, const StepLimits& limits, int num_threads);
 
-  void build(const StepInput& input);
+  // Cuts a step; tells whether it has other tiles than the one before.
+  bool build(const StepInput& input);
 
   const AttentionShape& shape() const { return shape_; }
   int num_items() const { return int(items_.size()); }

@@ -44,16 +44,27 @@ void StepContext::begin(uint64_t epoch, const std::byte* step_input) {
   const bool few =
       input_.num_tokens() <= plan_.max_few_rows && input_.num_rows() <= plan_.max_few_rows;
   layout_ = few ? kFewRows : kManyRows;
-  for (AttentionWork& work : attention_) work.build(input_);
-  for (size_t i = 0; i < grids_.size(); ++i) {
-    grids_[i] = plan_.instructions[i]->grid(*this);
-    num_tiles_[i] = grids_[i].num_tiles();
-    Link* link = plan_.instructions[i]->link();
-    if (link != nullptr && num_tiles_[i] > 0) transfers_[i] = link->next_transfer();
+  const BatchShape shape = {input_.num_tokens(), input_.num_rows(), input_.num_block_copies() > 0};
+  bool is_like_before = shape == batch_shape_;
+  for (AttentionWork& work : attention_) is_like_before &= !work.build(input_);
+  if (!is_like_before) cut_tiles();
+  batch_shape_ = shape;
+  if (!plan_.links.empty()) {
+    for (size_t i = 0; i < grids_.size(); ++i) {
+      Link* link = plan_.instructions[i]->link();
+      if (link != nullptr && num_tiles_[i] > 0) transfers_[i] = link->next_transfer();
+    }
   }
   for (Staging& staging : staging_) staging = {};
   for (Fetch& fetch : fetches_) fetch = {};
   control_.reset(epoch, num_tiles_);
+}
+
+void StepContext::cut_tiles() {
+  for (size_t i = 0; i < grids_.size(); ++i) {
+    grids_[i] = plan_.instructions[i]->grid(*this);
+    num_tiles_[i] = grids_[i].num_tiles();
+  }
 }
 
 std::byte* StepContext::stage(int thread, int instruction, int) {

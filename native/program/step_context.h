@@ -82,6 +82,17 @@ class StepContext final : public Step {
   const StepControl<RealSync>& control() const { return control_; }
 
  private:
+  // What the cut of a step into tiles depends on, besides the attention's items.
+  struct BatchShape {
+    int num_tokens = 0;
+    int num_rows = 0;
+    bool has_block_copies = false;
+
+    bool operator==(const BatchShape&) const = default;
+  };
+
+  void cut_tiles();
+
   // How far a thread has asked for the weights of its next instruction, while it waited.
   struct alignas(64) Fetch {
     int instruction = -1;  // whose weights
@@ -102,6 +113,7 @@ class StepContext final : public Step {
   StepInput input_;
   ArenaLayout layout_ = kManyRows;
   std::vector<AttentionWork> attention_;
+  BatchShape batch_shape_;  // that grids_ were made for
   std::vector<TileGrid> grids_;
   std::vector<int32_t> num_tiles_;
   std::vector<uint64_t> transfers_;

@@ -142,10 +142,11 @@ std::vector<float> attend(const Sequence& s, int64_t kv_head,
 // Checks one row against double. With u = 2^-24, a score is off by at most
 // e = (head_dim + 5) u sum |q k scale|, plus the softcap's cap * 2^-21 and rounding of s / cap; a
 // weight then by 2 e + 2^-22 relative to the largest, and u for its scale; sums of n terms add n u
-// each, twice.
+// each, twice. A cache of bf16 has weights rounded to 8 bits; its queries are rounded here too.
 void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t position,
                const float* got) {
   const AttentionArgs a = s.args();
+  const bool is_bf16 = s.shape.type == KVType::kBF16;
   const int64_t first = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
   const auto d_count = size_t(s.shape.head_dim);
   const float* q = s.query(position, kv_head) + size_t(head) * d_count;
@@ -154,7 +155,9 @@ void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t positio
   for (int64_t p = first; p <= position; ++p) {
     double sum = 0.0, magnitude = 0.0;
     for (size_t d = 0; d < d_count; ++d) {
-      const double term = double(q[d]) * double(s.key(p, kv_head)[d]) * double(a.scale);
+      const double scaled =
+          is_bf16 ? double(test::as_bf16(q[d] * a.scale)) : double(q[d]) * double(a.scale);
+      const double term = scaled * double(s.key(p, kv_head)[d]);
       sum += term;
       magnitude += std::abs(term);
     }
@@ -170,7 +173,8 @@ void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t positio
   double total = 0.0;
   for (double& x : score) total += x = std::exp(x - top);
   const double relative =
-      2.0 * (2.0 * score_error + 0x1p-22 + 0x1p-24) + 2.0 * double(score.size() + 8) * 0x1p-24;
+      (is_bf16 ? 0x1p-8 : 0.0) + 2.0 * (2.0 * score_error + 0x1p-22 + 0x1p-24) +
+      2.0 * double(score.size() + 8) * 0x1p-24;
   for (size_t d = 0; d < d_count; ++d) {
     double want = 0.0, magnitude = 0.0;
     for (size_t i = 0; i < score.size(); ++i) {
@@ -192,6 +196,7 @@ const std::vector<Shape>& shapes() {
       {256, 16, 1, 4, 512, 0.0f, KVType::kBF16, 700},  // Gemma 3
       {128, 32, 2, 8, 0, 0.0f, KVType::kBF16, 530},
       {128, 64, 1, 16, 100, 50.0f, KVType::kBF16, 1100},
+      {96, 16, 1, 5, 40, 0.0f, KVType::kBF16, 330},
       {80, 16, 2, 1, 0, 0.0f, KVType::kF32, 90},
       {16, 8, 1, 2, 0, 0.0f, KVType::kBF16, 40},
       {24, 8, 2, 5, 7, 20.0f, KVType::kF32, 530},

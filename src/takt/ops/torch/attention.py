@@ -19,6 +19,8 @@ _TORCH_DTYPE = {
     KVDtype.INT8: torch.float32,
 }
 _MAX_E4M3 = 448.0
+_SPLIT = 256
+"""Positions whose weights are relative to the largest among them; at absolute multiples of it."""
 
 
 class KVPools:
@@ -85,15 +87,19 @@ def attend(
     query_positions: torch.Tensor,
     first_position: int,
     attention: AttentionSpec,
+    kv_dtype: KVDtype,
 ) -> torch.Tensor:
     """Causal attention of one sequence.
 
     q is `[num_queries, num_heads, head_dim]`; k and v are `[num_keys, num_kv_heads, head_dim]` of
-    the positions from `first_position` on. Returns the shape of q.
+    the positions from `first_position` on. Returns the shape of q. With a cache of bf16, scaled
+    queries and weights are bf16 too.
     """
     # [num_queries, num_kv_heads, heads per KV head, head_dim]
-    grouped = q.view(q.shape[0], attention.num_kv_heads, -1, attention.head_dim)
-    scores = torch.einsum("qhgd,khd->hgqk", grouped, k) * attention.scale
+    grouped = q.view(q.shape[0], attention.num_kv_heads, -1, attention.head_dim) * attention.scale
+    if kv_dtype is KVDtype.BF16:
+        grouped = grouped.bfloat16().float()
+    scores = torch.einsum("qhgd,khd->hgqk", grouped, k)
     if attention.logit_softcap > 0.0:
         scores = torch.tanh(scores / attention.logit_softcap) * attention.logit_softcap
     key_positions = torch.arange(first_position, first_position + k.shape[0], device=q.device)
@@ -102,5 +108,20 @@ def attend(
     if attention.window is not None:
         visible &= distance < attention.window
     scores = scores.masked_fill(~visible, -torch.inf)
-    mixed = torch.einsum("hgqk,khd->qhgd", scores.softmax(dim=-1), v)
-    return mixed.flatten(1, 2)
+    if kv_dtype is KVDtype.BF16:
+        weights = _bf16_weights(scores, key_positions // _SPLIT)
+    else:
+        weights = scores.softmax(dim=-1)
+    return torch.einsum("hgqk,khd->qhgd", weights, v).flatten(1, 2)
+
+
+def _bf16_weights(scores: torch.Tensor, split_of_key: torch.Tensor) -> torch.Tensor:
+    """Softmax of `[..., num_keys]` whose terms are rounded before they meet V, as they are made."""
+    top = torch.empty_like(scores)
+    for split in split_of_key.unique():
+        keys = split_of_key == split
+        top[..., keys] = scores[..., keys].amax(dim=-1, keepdim=True)
+    top = top.clamp(min=torch.finfo(top.dtype).min)  # a split of which nothing is visible
+    terms = (scores - top).exp()
+    shares = (top - top.amax(dim=-1, keepdim=True)).exp()
+    return terms.bfloat16().float() * shares / (terms * shares).sum(dim=-1, keepdim=True)

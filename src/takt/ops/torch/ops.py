@@ -144,9 +144,10 @@ class TorchOps:
             if attention.window is not None:
                 first = max(0, int(positions[0]) - attention.window + 1)
             table = self._indices(step["block_tables"][attention.kv_group, s])
-            k, v = self._pools().gather(layer, table, first, int(step["seq_lens"][s]))
+            pools = self._pools()
+            k, v = pools.gather(layer, table, first, int(step["seq_lens"][s]))
             out[first_row:last_row] = attend(
-                heads[first_row:last_row], k, v, positions, first, attention
+                heads[first_row:last_row], k, v, positions, first, attention, pools.spec.dtype
             )
         return out.flatten(1)
 
