@@ -118,7 +118,7 @@ def attend(
 def _bf16_weights(scores: torch.Tensor, split_of_key: torch.Tensor) -> torch.Tensor:
     """Softmax of `[..., num_keys]` whose terms are rounded before they meet V, as they are made."""
     top = torch.empty_like(scores)
-    for split in split_of_key.unique():
+    for split in range(int(split_of_key[0]), int(split_of_key[-1]) + 1):
         keys = split_of_key == split
         top[..., keys] = scores[..., keys].amax(dim=-1, keepdim=True)
     top = top.clamp(min=torch.finfo(top.dtype).min)  # a split of which nothing is visible
