@@ -4,7 +4,6 @@
 
 #include "kernels/linear.h"
 #include "tests/check.h"
-#include "tests/instrumented.h"
 #include "tests/linear_reference.h"
 
 namespace takt::test {
@@ -34,7 +33,6 @@ void threads_do_not_matter(QuantType type, std::optional<QuantType> target) {
 
 int main() {
   using namespace takt;
-  test::select_instrumented_kernels();
   for (const QuantType type : test::kAllTypes) {
     test::threads_do_not_matter(type, std::nullopt);
     if (type != QuantType::kQ8_0) test::threads_do_not_matter(type, QuantType::kQ8_0);

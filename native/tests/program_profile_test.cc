@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "tests/check.h"
-#include "tests/instrumented.h"
 #include "tests/tiny_model.h"
 
 namespace takt::test {
@@ -85,7 +84,6 @@ void each_step_begins_anew() {
 }  // namespace takt::test
 
 int main() {
-  takt::test::select_instrumented_kernels();
   takt::test::results_do_not_change();
   takt::test::each_step_begins_anew();
 }
