@@ -19,6 +19,15 @@ pytestmark = pytest.mark.oracle
 IPS = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
 ADDRESS = f"{IPS[0]}:6379"
 
+JOINED = """
+import os, sys, time, ray
+ray.init(address=os.environ["RAY_ADDRESS"], logging_level=40, log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < 2:
+    time.sleep(0.1)
+ray.shutdown()
+"""
+"""Both nodes are there."""
+
 PROGRAM = """
 import json, sys
 from takt import LLM, SamplingParams
@@ -77,8 +86,10 @@ OPTIONS = {
 
 
 @pytest.fixture
-def hosts(divisible: Callable[..., Path]) -> Iterator[list[Host]]:
+def hosts(divisible: Callable[..., Path], request: pytest.FixtureRequest) -> Iterator[list[Host]]:
     """Three, cabled to one switch."""
+    if not request.config.getoption("--whole-matrix", default=False):
+        pytest.skip("a Ray node on each of several hosts takes minutes: --whole-matrix")
     model = divisible("gemma3")
     made = [Host(f"host{i}", model) for i in range(len(IPS))]
     try:
@@ -100,7 +111,7 @@ def start_node(hosts: list[Host], index: int) -> RayNode:
 
 def start_program(host: Host, program: str, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*host.inside, sys.executable, "-c", program, Host.MODEL, *arguments],
+        [*host.inside, sys.executable, "-c", JOINED + program, Host.MODEL, *arguments],
         env=os.environ | QUIET | {"RAY_ADDRESS": ADDRESS},
         stdout=subprocess.PIPE,
         text=True,
@@ -127,10 +138,8 @@ def test_stages_on_two_hosts_give_the_tokens_of_one_process(
 
 @pytest.mark.parametrize("end", ["power", "cable"])
 def test_the_loss_of_a_host_is_told_and_another_takes_its_place(
-    hosts: list[Host], request: pytest.FixtureRequest, end: str
+    hosts: list[Host], end: str
 ) -> None:
-    if not request.config.getoption("--whole-matrix", default=False):
-        pytest.skip("Ray takes half a minute to see that a host is gone: --whole-matrix")
     nodes = [start_node(hosts, index) for index in range(2)]
     try:
         program = start_program(hosts[0], DEATH)
