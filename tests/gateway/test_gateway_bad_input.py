@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from certificate import self_signed
 from harness import BODY, PATH, Harness
 from scripted_upstream import ScriptedUpstream, answer
 
+from certificate import self_signed, server_context
 from takt.gateway import handler
 from takt.gateway.headers import without_secrets
 
@@ -181,7 +181,8 @@ def test_dead_letter_keeps_no_header_that_may_hold_a_secret() -> None:
 def test_upstream_with_a_certificate_that_nobody_vouches_for_gets_nothing(
     runner: asyncio.Runner, sqlite_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    file, tls = self_signed(tmp_path)
+    file, key_file = self_signed(tmp_path)
+    tls = server_context(file, key_file)
     caplog.set_level(logging.WARNING)
 
     async def scenario() -> None:

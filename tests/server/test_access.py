@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +9,9 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from server_fakes import FakeEngine, FakeServer, fixed_reply
 
+from certificate import self_signed
 from takt.config import ServerOptions
 from takt.engine.client import EngineState
 from takt.engine.messages import PipelineInfo, StepStats
@@ -168,7 +164,7 @@ def test_the_stages_of_a_pipeline_are_shown(engine: FakeEngine, http: httpx.Clie
 
 
 def test_tls(tmp_path: Path) -> None:
-    key, certificate = make_certificate(tmp_path)
+    certificate, key = self_signed(tmp_path)
     with FakeServer(ssl_keyfile=str(key), ssl_certfile=str(certificate)) as server:
         context = ssl.create_default_context(cafile=str(certificate))
         with httpx.Client(base_url=server.url, verify=context) as http:
@@ -185,32 +181,3 @@ def test_tls_files_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
 def test_port_in_use_names_port_and_way_out(server: FakeServer) -> None:
     with pytest.raises(PortInUseError, match=rf"{server.port}.*--port"):
         bind_socket(ServerOptions(port=server.port))
-
-
-def make_certificate(directory: Path) -> tuple[Path, Path]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    address = x509.IPAddress(__import__("ipaddress").ip_address("127.0.0.1"))
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    key_file, certificate_file = directory / "key.pem", directory / "cert.pem"
-    key_file.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    certificate_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return key_file, certificate_file

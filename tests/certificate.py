@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def self_signed(directory: Path) -> tuple[Path, ssl.SSLContext]:
-    """The certificate's file, and what a server that shows it needs."""
+def self_signed(directory: Path) -> tuple[Path, Path]:
+    """The files of certificate and key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
     now = datetime.datetime.now(datetime.UTC)
@@ -42,6 +42,11 @@ def self_signed(directory: Path) -> tuple[Path, ssl.SSLContext]:
             serialization.NoEncryption(),
         )
     )
+    return certificate_file, key_file
+
+
+def server_context(certificate_file: Path, key_file: Path) -> ssl.SSLContext:
+    """Of a server that shows it."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate_file, key_file)
-    return certificate_file, context
+    return context
