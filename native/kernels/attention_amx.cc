@@ -10,7 +10,6 @@
 #include "kernels/attention_kernels.h"
 #include "kernels/attention_rows.h"
 #include "kernels/kv_tiles.h"
-#include "kernels/round_bf16.h"
 #include "kernels/tile_registers.h"
 
 namespace takt::amx {
@@ -26,7 +25,10 @@ constexpr int kMinRows = 9;
 constexpr int kSplitTiles = int(kSplit / kTile);
 constexpr int kPiece = 32;  // the head's elements that a register's row holds
 constexpr int kColumns = 4;  // vectors of the head whose sums are in registers at once
-constexpr size_t kScoreStride = kSplit * sizeof(float);
+// Floats from one row of scores to the next: were it a power of two, 48 rows' lines would meet in
+// four sets of the first-level cache.
+constexpr int kRowFloats = int(kSplit) + 16;
+constexpr size_t kScoreStride = kRowFloats * sizeof(float);
 
 // Registers while scores are made, and while V is weighed.
 constexpr Tile kScore0 = Tile(0), kScore1 = Tile(1), kScore2 = Tile(2);
@@ -45,13 +47,13 @@ struct Batch {
   const uint16_t* key[kSplitTiles];
   const uint16_t* value[kSplitTiles];
   alignas(64) uint16_t q[kMaxBatch * kMaxHeadDim];  // [num_blocks, head_dim / 32, 16, 32]
-  alignas(64) float score[kMaxBatch * kSplit];      // then, in place, weights in bf16
+  alignas(64) float score[kMaxBatch * kRowFloats];  // then, in place, weights in bf16
   alignas(64) float sums[kMaxBatch * kMaxHeadDim];
   alignas(64) uint16_t edge[2][kTile * kMaxHeadDim];
 };
 
 uint16_t* weights_of(Batch* batch, int row) {
-  return reinterpret_cast<uint16_t*>(batch->score + row * kSplit);
+  return reinterpret_cast<uint16_t*>(batch->score + row * kRowFloats);
 }
 
 // Scores of the tile of K at `key` for the batch's blocks.
@@ -81,8 +83,8 @@ void score_tile(const uint16_t* key, int64_t head_dim, const uint16_t* q, float*
     if (piece + 1 < num_pieces) add.template operator()<kKeyB>(piece + 1);
   }
   store_tile<kScore0>(score, kScoreStride);
-  if constexpr (kBlocks > 1) store_tile<kScore1>(score + kTileRows * kSplit, kScoreStride);
-  if constexpr (kBlocks > 2) store_tile<kScore2>(score + 2 * kTileRows * kSplit, kScoreStride);
+  if constexpr (kBlocks > 1) store_tile<kScore1>(score + kTileRows * kRowFloats, kScoreStride);
+  if constexpr (kBlocks > 2) store_tile<kScore2>(score + 2 * kTileRows * kRowFloats, kScoreStride);
 }
 
 void score_all(int64_t head_dim, Batch* batch) {
@@ -107,7 +109,7 @@ void weigh_scores(const AttentionArgs& a, const Tiles& tiles, int64_t start, Bat
     int p = batch->first * int(kTile);
     if (!is_empty(visible)) {
       for (; p + kTile <= visible.begin; p += kTile) put(p, zero);
-      softmax(a, tiles, start, visible, batch->score + r * kSplit, batch->out[r], put);
+      softmax(a, tiles, start, visible, batch->score + r * kRowFloats, batch->out[r], put);
       p = (visible.end + int(kTile) - 1) / int(kTile) * int(kTile);
     }
     for (; p < batch->last * kTile; p += kTile) put(p, zero);
@@ -188,8 +190,9 @@ void find_tiles(const Tiles& tiles, int64_t start, int64_t head_dim, Batch* batc
 
 void put_query(const float* from, float scale, int64_t head_dim, int row, Batch* batch) {
   uint16_t* to = batch->q + row / kTileRows * kTileRows * head_dim + row % kTileRows * kPiece;
-  for (int64_t d = 0; d < head_dim; ++d) {
-    to[d / kPiece * kTileRows * kPiece + d % kPiece] = round_to_bf16(from[d] * scale);
+  for (int64_t d = 0; d < head_dim; d += kLanes) {
+    store_bf16(to + d / kPiece * kTileRows * kPiece + d % kPiece,
+               rounded_to_bf16(load(from + d) * set1(scale)));
   }
 }
 

@@ -20,9 +20,7 @@
 #include "kernels/attention_products.h"
 #include "kernels/attention_rows.h"
 #include "kernels/exp.h"
-#include "kernels/float16.h"
 #include "kernels/kv_tiles.h"
-#include "kernels/round_bf16.h"
 #include "kernels/vec16.h"
 
 namespace takt::TAKT_ISA {
@@ -198,10 +196,12 @@ void make_groups(int64_t head_dim, float scale, Query query, Batch* batch) {
                         batch->visible + first};
     for (int r = 0; r < count; ++r) {
       const float* from = query(first + r);
-      for (int64_t d = 0; d < head_dim; ++d) {
-        const float scaled = from[d] * scale;
-        q[d * count + r] = Type::kRounds ? float_from_bf16(round_to_bf16(scaled)) : scaled;
-      }
+      for_each_vector(head_dim, [&](int64_t d, int lanes) {
+        const Vec16 scaled = load_some(from + d, lanes) * set1(scale);
+        float one[kLanes];
+        store(one, Type::kRounds ? rounded_to_bf16(scaled) : scaled);
+        for (int i = 0; i < lanes; ++i) q[(d + i) * count + r] = one[i];
+      });
     }
   }
 }
