@@ -30,7 +30,7 @@ def test_short_flags_of_ranks_are_vllms() -> None:
 
 
 def test_flag_of_a_missing_feature_is_refused_with_its_name_and_reason() -> None:
-    with pytest.raises(ConfigError, match=r"--data-parallel-rank.*replicas on one host"):
+    with pytest.raises(ConfigError, match=r"--data-parallel-rank.*stages and replicas are all"):
         translate(["--data-parallel-rank", "1"], SERVE)
     with pytest.raises(ConfigError, match=r"--trust-remote-code.*remote code is never run"):
         translate(["--trust-remote-code"], SERVE)
