@@ -30,7 +30,7 @@ def measure(session: Session) -> BarResult:
         Figure("preempted", float(steps["num_preempted"].sum()), "", 0.0),
     ]
     details = {"rate per s": 0.7 * session.capacity, "long alone ms": targets.long_ttft_ms / 5}
-    arrivals = session.mix(0.7, session.seconds(320.0, 15.0)).arrivals()
+    arrivals = session.mix(0.7, session.seconds(140.0, 15.0)).arrivals()
     for budget in BUDGETS:
         arguments = ["--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(budget)]
         fixed = serve(session.model, arguments, arrivals, keeps_targets=False).outcome
