@@ -177,6 +177,13 @@ def measured(setting: Setting) -> list[Row]:
         is_bar = row.name in ("itl", "ttft")
         bar = f"within {MEASURED_BAR:.0%}" if is_bar else "-"
         rows.append(Row(what, figure, bar, not is_bar or abs(row.difference) <= MEASURED_BAR))
+        if found.replay is not None and row.name in found.replay.bands:
+            again_ms = found.replay.bands[row.name].value
+            figure = f"{again_ms:.1f} ms, {row.measured.value / again_ms - 1:+.1%}"
+            rows.append(Row(f"P99 {row.name}, simulated with the load's own steps", figure, "-", True))
+    if found.replay is not None:
+        slowdown = f"{found.replay.slowdown:.2f} x"
+        rows.append(Row("the load's steps against those predicted from", slowdown, "-", True))
     rows.append(Row("requests that failed", str(found.num_failed), "0", found.num_failed == 0))
     return rows
 

@@ -24,7 +24,7 @@ from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.workload import Targets
 from takt.scheduler.step_time import StepCoefficients, StepTimeModel
 from takt.verify import verify as verifying
-from takt.verify.calibration import Calibration, Limits, fit, step_periods
+from takt.verify.calibration import Calibration, Limits, fit, fit_again, step_periods
 from takt.verify.comparison import Outcome, compare
 from takt.verify.flags import VerifyFlags
 from takt.verify.measurement import LoadError, Measurement, measure
@@ -110,6 +110,21 @@ class TestCalibration:
     def test_a_service_without_steps_cannot_be_learned_from(self) -> None:
         with pytest.raises(ServiceError, match="no step"):
             fit([], Limits(8, 64), measurement())
+
+
+    def test_a_slower_machine_is_told_from_a_wrong_model(self) -> None:
+        piece = StepCoefficients(*(1.4 * value for value in PIECE))
+        slower = SimulatedServer(StepTimeModel((piece, piece)), 32, 256, 16_000)
+        calibration = Calibration(SimulatedServer(TRUTH, 32, 256, 16_000), 0.002, 1)
+        found = fit_again(calibration, _log_of(slower))
+        assert found is not None
+        again, slowdown = found
+        assert slowdown == pytest.approx(1.4, rel=0.02)
+        arrivals = [Arrival(i * 10**9, 60, 20) for i in range(20)]
+        replayed = from_steps(again, arrivals, seed=1).bands["itl"].value
+        truth = simulate(slower, arrivals).itl_quantile_s(0.99) * 1e3
+        assert replayed == pytest.approx(truth, rel=0.02)
+        assert fit_again(calibration, []) is None
 
 
 class TestMeasurement:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from takt.config import CacheOptions
 from takt.observe.step_log import LoggedStep
@@ -21,6 +22,7 @@ MOST_CONCURRENT = 48
 MAX_SAMPLES = 1500
 """Of the fit, evenly among the steps: it is in plain Python."""
 
+_LEAST_STEPS = 20
 _SATURATING_REQUESTS = 400
 
 
@@ -85,10 +87,9 @@ def fit(steps: Sequence[LoggedStep], limits: Limits, alone: Measurement) -> Cali
     if not steps:
         raise ServiceError("the service logged no step")
     samples = step_periods(steps)
-    thinned = samples[:: -(-len(samples) // MAX_SAMPLES)]
     # Blocks of several groups hold the same tokens: the simulator's pool has one group.
     server = SimulatedServer(
-        duration=StepTimeModel.fit(thinned),
+        duration=_model_of(samples),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_kv_tokens=steps[-1].kv_blocks_total * CacheOptions().block_size,
@@ -96,6 +97,24 @@ def fit(steps: Sequence[LoggedStep], limits: Limits, alone: Measurement) -> Cali
     simulated = simulate(server, alone.arrivals, warm_up_share=0.1)
     outside_s = alone.median_ttft_ms / 1e3 - simulated.ttft_quantile_s(0.5)
     return Calibration(server, max(0.0, outside_s), len(samples))
+
+
+def fit_again(
+    calibration: Calibration, steps: Sequence[LoggedStep]
+) -> tuple[Calibration, float] | None:
+    """The same service with the times of later steps, and how many times as long these took as was
+    predicted for them, the median; None if too few were logged."""
+    samples = step_periods(steps)
+    earlier = calibration.server.duration
+    if len(samples) < _LEAST_STEPS or not isinstance(earlier, StepTimeModel):
+        return None
+    ratios = [duration_ns / earlier.predict_ns(features) for features, duration_ns in samples]
+    server = replace(calibration.server, duration=_model_of(samples))
+    return Calibration(server, calibration.outside_s, len(samples)), statistics.median(ratios)
+
+
+def _model_of(samples: Sequence[tuple[StepFeatures, float]]) -> StepTimeModel:
+    return StepTimeModel.fit(samples[:: -(-len(samples) // MAX_SAMPLES)])
 
 
 def step_periods(steps: Sequence[LoggedStep]) -> list[tuple[StepFeatures, float]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from takt.bench.quantiles import Quantile
 from takt.plan.workload import Targets
 from takt.verify.measurement import Measurement
-from takt.verify.prediction import LATENCIES, Band, Prediction
+from takt.verify.prediction import LATENCIES, Band, Prediction, Replay
 
 
 class Outcome(enum.Enum):
@@ -52,6 +52,8 @@ class Comparison:
     failures: dict[str, int]
     offered_per_s: float
     gaps_are_tokens: bool
+    replay: Replay | None = None
+    """Nothing is judged by it."""
 
     @property
     def passes(self) -> bool:
@@ -65,6 +67,7 @@ def compare(
     targets: Targets | None,
     *,
     tolerance: float,
+    replay: Replay | None = None,
 ) -> Comparison:
     """`tolerance` is the share by which a P99 may differ even if the band is narrower."""
     rows = []
@@ -92,6 +95,7 @@ def compare(
         failures=measurement.failures,
         offered_per_s=len(arrivals) / seconds if seconds else 0.0,
         gaps_are_tokens=measurement.gaps_are_tokens,
+        replay=replay,
     )
 
 

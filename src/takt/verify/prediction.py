@@ -36,6 +36,16 @@ class Prediction:
     """By the names in `LATENCIES`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The simulation once more, with the steps of the load itself: what is still off then is not for
+    a machine that has become slower or faster since its steps were learned."""
+
+    bands: dict[str, Band]
+    slowdown: float
+    """How many times as long the load's steps took as those that the prediction rests on."""
+
+
 def from_steps(calibration: Calibration, arrivals: Sequence[Arrival], *, seed: int) -> Prediction:
     """With the service's own step times, and residuals drawn from those that were seen."""
     experiment = Experiment(

@@ -24,6 +24,16 @@ def print_comparison(found: Comparison, console: Console) -> None:
     console.print(table)
     sent = f"{found.num_requests} requests at {found.offered_per_s:.3g}/s"
     console.print(Text(f"predicted from {found.source}, with the arrivals as they were; {sent}"))
+    if found.replay is not None:
+        again = ", ".join(
+            f"{_LABELS[name]} {_ms(band.value)}" for name, band in found.replay.bands.items()
+        )
+        console.print(
+            Text(
+                f"steps took {found.replay.slowdown:.2f} times as long under this load as predicted;"
+                f" simulated with its own steps: {again} ms"
+            )
+        )
     if found.num_failed:
         kinds = ", ".join(f"{kind} {count}" for kind, count in found.failures.items())
         console.print(Text(f"{found.num_failed} requests failed: {kinds}", style="bold red"))
@@ -44,6 +54,12 @@ def comparison_report(found: Comparison) -> dict[str, Any]:
         "failures": found.failures,
         "offered_per_s": found.offered_per_s,
         "gaps_are_tokens": found.gaps_are_tokens,
+        "replay": None
+        if found.replay is None
+        else {
+            "slowdown": found.replay.slowdown,
+            "p99_ms": {name: band.value for name, band in found.replay.bands.items()},
+        },
         "p99_ms": {
             row.name: {
                 "predicted": row.predicted.value,

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from takt.errors import ConfigError
+from takt.observe.step_log import LoggedStep
 from takt.plan.load_estimate import StepLimits
 from takt.plan.simulate.arrivals import Arrival, poisson_arrivals
 from takt.plan.workload import Targets, Workload
-from takt.verify.calibration import Calibration, Limits, calibrate
+from takt.verify.calibration import Calibration, Limits, calibrate, fit_again
 from takt.verify.comparison import Comparison, compare
 from takt.verify.measurement import Measurement, OnProgress, Target, offer
 from takt.verify.planned import Planned
-from takt.verify.prediction import Prediction, from_plan, from_steps
+from takt.verify.prediction import Prediction, Replay, from_plan, from_steps
 from takt.verify.service import Service, started
 
 
@@ -71,9 +72,26 @@ def verify(request: Request, on_progress: OnProgress) -> Comparison:
             calibration = _calibrate(request, service, target, on_progress)
             if request.load is not None:
                 rate = request.load * calibration.capacity_per_s(*_lengths(request))
+        num_before = 0 if service is None else len(service.steps())
         measurement = offer(target, _arrivals(request, rate), on_progress, seed=request.seed)
+        steps = [] if service is None else service.steps()[num_before:]
     prediction = _predict(request, calibration, measurement)
-    return compare(prediction, measurement, request.targets, tolerance=request.tolerance)
+    replay = None
+    if calibration is not None:
+        replay = _replay(calibration, steps, measurement, request.seed)
+    return compare(
+        prediction, measurement, request.targets, tolerance=request.tolerance, replay=replay
+    )
+
+
+def _replay(
+    calibration: Calibration, steps: Sequence[LoggedStep], measurement: Measurement, seed: int
+) -> Replay | None:
+    found = fit_again(calibration, steps)
+    if found is None:
+        return None
+    again, slowdown = found
+    return Replay(from_steps(again, measurement.arrivals, seed=seed).bands, slowdown)
 
 
 @contextlib.contextmanager
