@@ -180,7 +180,9 @@ def measured(setting: Setting) -> list[Row]:
         if found.replay is not None and row.name in found.replay.bands:
             again_ms = found.replay.bands[row.name].value
             figure = f"{again_ms:.1f} ms, {row.measured.value / again_ms - 1:+.1%}"
-            rows.append(Row(f"P99 {row.name}, simulated with the load's own steps", figure, "-", True))
+            rows.append(
+                Row(f"P99 {row.name}, simulated with the load's own steps", figure, "-", True)
+            )
     if found.replay is not None:
         slowdown = f"{found.replay.slowdown:.2f} x"
         rows.append(Row("the load's steps against those predicted from", slowdown, "-", True))

@@ -232,6 +232,19 @@ def test_a_target_tighter_than_an_idle_server_gives_is_an_error(admission: str) 
     assert itl.value.code == ttft.value.code == "slo_unattainable"
 
 
+def test_a_disturbed_machine_refuses_for_a_while_and_calls_nobody_wrong() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=5000.0)
+    for i in range(200):  # one step in ten takes far longer than the target
+        ms = 40 if i % 10 == 0 else 5
+        served.learned.observe(StepFeatures(1, 0, 0, 0), ms * MS)
+    served.tell()
+    with pytest.raises(OverloadedError) as got:
+        served.ask("a")
+    assert got.value.retry_after_seconds >= 1
+    with pytest.raises(InvalidRequestError, match=r"slo\.itl_ms is 11, .* even alone"):
+        served.ask("b", slo_itl_ns=11 * MS)
+
+
 def test_an_engine_that_refused_everybody_gets_a_request_to_learn_from() -> None:
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=100.0)
     for _ in range(12):  # the machine stood still for a while

@@ -22,7 +22,7 @@ from takt.observe.step_log import LoggedStep, StepLog
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.workload import Targets
-from takt.scheduler.step_time import StepCoefficients, StepTimeModel
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 from takt.verify import verify as verifying
 from takt.verify.calibration import Calibration, Limits, fit, fit_again, step_periods
 from takt.verify.comparison import Outcome, compare
@@ -110,7 +110,6 @@ class TestCalibration:
     def test_a_service_without_steps_cannot_be_learned_from(self) -> None:
         with pytest.raises(ServiceError, match="no step"):
             fit([], Limits(8, 64), measurement())
-
 
     def test_a_slower_machine_is_told_from_a_wrong_model(self) -> None:
         piece = StepCoefficients(*(1.4 * value for value in PIECE))
@@ -354,6 +353,7 @@ def _replaced(value: Any, **changes: Any) -> Any:
 def _log_of(server: SimulatedServer) -> list[LoggedStep]:
     """Steps as such a service logs them, of many kinds, one after the other."""
     rng = np.random.default_rng(3)
+    assert isinstance(server.duration, StepTimeModel)
     steps, now = [], 0.0
     for _ in range(300):
         seqs, prefill = int(rng.integers(0, 24)), int(rng.choice([0, 0, 16, 60, 200]))
@@ -362,7 +362,7 @@ def _log_of(server: SimulatedServer) -> list[LoggedStep]:
         contexts = int(seqs * rng.integers(60, 80) + prefill)
         pairs = contexts + prefill * prefill // 2
         features = (seqs, prefill, contexts, pairs)
-        end = now + TRUTH.predict_ns(features) / MS  # type: ignore[arg-type]
+        end = now + server.duration.predict_ns(StepFeatures(*features)) / MS
         steps.append(
             step(
                 now,

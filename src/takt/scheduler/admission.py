@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from takt.errors import InvalidRequestError
@@ -103,6 +103,8 @@ class Admission:
             check_attainable(ask, target, snapshot, judges)
         if not judges or not target.is_given:
             return None
+        if (disturbed := _disturbed(ask, target, snapshot)) is not None:
+            return disturbed
         own = self._job(ask, target, snapshot, now_ns)
         jobs = self._jobs(snapshot)
         ahead = [job for job in jobs if job.order_ns <= own.order_ns]
@@ -158,16 +160,23 @@ class Admission:
 def check_attainable(ask: Ask, target: SLO, snapshot: LoadSnapshot, refuses: bool) -> None:
     """Raises `InvalidRequestError` for a target below what the request takes on an idle server.
 
-    A server's own targets count only where it `refuses`: it would do so again and again.
+    That is its P99 for the request's own targets. A server's own count only where it `refuses`, and
+    against the time that is expected: what is too late on a machine that is disturbed for a while
+    is refused for a while, and no mistake of the client's.
     """
-    ttft_ms, itl_ms = alone_ms(ask, snapshot)
-    for name, own_ns, target_ns, best_ms in (
-        ("itl_ms", ask.slo.itl_ns, target.itl_ns, itl_ms),
-        ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns, ttft_ms),
+    model = SnapshotModel(snapshot)
+    p99_ms = alone_ms(ask, snapshot, model.p99_ns)
+    expected_ms = alone_ms(ask, snapshot, model.predict_ns)
+    for index, (name, own_ns, target_ns) in enumerate(
+        (
+            ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns),
+            ("itl_ms", ask.slo.itl_ns, target.itl_ns),
+        )
     ):
         if target_ns is None or (own_ns is None and not refuses):
             continue
         asked_ms = target_ns / NS_PER_MS
+        best_ms = (expected_ms if own_ns is None else p99_ms)[index]
         if asked_ms < best_ms:
             whose = f"slo.{name} is" if own_ns is not None else f"this server's {name} is"
             raise InvalidRequestError(
@@ -178,17 +187,33 @@ def check_attainable(ask: Ask, target: SLO, snapshot: LoadSnapshot, refuses: boo
             )
 
 
-def alone_ms(ask: Ask, snapshot: LoadSnapshot) -> tuple[float, float]:
-    """P99 of TTFT and of the longest gap of a request that has the server to itself."""
-    model = SnapshotModel(snapshot)
+def _disturbed(ask: Ask, target: SLO, snapshot: LoadSnapshot) -> Refusal | None:
+    """Refuses while even alone a request's gaps would be too long one time in a hundred: the engine
+    has just seen such steps. They are forgotten within seconds."""
+    ttft_ms, itl_ms = alone_ms(ask, snapshot, SnapshotModel(snapshot).p99_ns)
+    if target.itl_ns is None or itl_ms * NS_PER_MS <= target.itl_ns:
+        return None
+    return Refusal(
+        reason=ITL_AT_PEAK,
+        ttft_ms=ttft_ms,
+        itl_ms=itl_ms,
+        target=target,
+        retry_after_seconds=math.ceil(_MAX_AGE_NS / 1e9),
+    )
+
+
+def alone_ms(
+    ask: Ask, snapshot: LoadSnapshot, step_ns: Callable[[StepFeatures], float]
+) -> tuple[float, float]:
+    """TTFT and the longest gap of a request that has the server to itself, with steps so long."""
     ttft_ns, start = 0.0, 0
     nothing = StepFeatures(0, 0, 0, 0)
     while start < ask.num_prompt_tokens:
         chunk = min(ask.num_prompt_tokens - start, snapshot.max_num_batched_tokens)
-        ttft_ns += model.p99_ns(with_chunk(nothing, start, chunk))
+        ttft_ns += step_ns(with_chunk(nothing, start, chunk))
         start += chunk
     num_kv = ask.num_seqs * (ask.num_prompt_tokens + ask.max_tokens)
-    itl_ns = model.p99_ns(StepFeatures(ask.num_seqs, 0, num_kv, num_kv))
+    itl_ns = step_ns(StepFeatures(ask.num_seqs, 0, num_kv, num_kv))
     return ttft_ns / NS_PER_MS, itl_ns / NS_PER_MS
 
 

@@ -38,8 +38,8 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The simulation once more, with the steps of the load itself: what is still off then is not for
-    a machine that has become slower or faster since its steps were learned."""
+    """The simulation once more, with the steps of the load itself: what is still off then is not
+    for a machine that has become slower or faster since its steps were learned."""
 
     bands: dict[str, Band]
     slowdown: float

@@ -30,8 +30,8 @@ def print_comparison(found: Comparison, console: Console) -> None:
         )
         console.print(
             Text(
-                f"steps took {found.replay.slowdown:.2f} times as long under this load as predicted;"
-                f" simulated with its own steps: {again} ms"
+                f"steps took {found.replay.slowdown:.2f} times as long under this load as "
+                f"predicted; simulated with its own steps: {again} ms"
             )
         )
     if found.num_failed:
