@@ -2,82 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
-from core_driver import Collector, engine_config, make_core, request, run_all
+from core_checks import blocks_in_use, check_all, check_nothing_is_kept, random_requests
+from core_driver import Collector, make_core, request, run_all
 from fake_model import (
     EOS_TOKEN_ID,
     MAX_MODEL_LEN,
     VOCAB_SIZE,
     WINDOW,
-    LazyExecutor,
     expected_tokens,
     fake_model,
     logprob_of,
 )
 
-from takt.clock import ManualClock, MonotonicClock
-from takt.config import ParallelOptions
-from takt.engine.build import build_core
-from takt.engine.core import EngineCore
-from takt.engine.executor import Executor
+from takt.clock import ManualClock
 from takt.engine.messages import AddRequest, TokenLogprob
 from takt.types.sampling_params import SamplingParams
-
-
-def random_requests(seed: int, count: int, **sampling: Any) -> list[AddRequest]:
-    """Mixed lengths; greedy and random, with and without penalties, biases and `min_tokens`."""
-    rng = random.Random(seed)
-    requests = []
-    for index in range(count):
-        options: dict[str, Any] = {
-            "max_tokens": rng.randint(1, 40),
-            "temperature": rng.choice([0.0, 0.7]),
-            "seed": rng.getrandbits(64),
-            **sampling,
-        }
-        if rng.random() < 0.3:
-            options["frequency_penalty"] = 0.5
-        if rng.random() < 0.3:
-            options["min_tokens"] = rng.randint(1, options["max_tokens"])
-            options["stop_token_ids"] = tuple(range(0, VOCAB_SIZE, 6))
-        if rng.random() < 0.3:
-            options["logit_bias"] = {rng.randrange(VOCAB_SIZE): 1.5, 9: -2.0}
-        prompt = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 120))]
-        requests.append(request(f"r{index}", prompt, **options))
-    return requests
-
-
-def check_all(collector: Collector, requests: list[AddRequest], window: int | None = None) -> None:
-    for each in requests:
-        for choice in range(each.sampling.n):
-            expected = expected_tokens(
-                each.prompt_token_ids, each.sampling, choice=choice, window=window
-            )
-            collected = collector[each.request_id, choice]
-            assert collected.token_ids == expected, (each.request_id, choice)
-            stops = expected[-1] in {EOS_TOKEN_ID, *each.sampling.stop_token_ids}
-            assert collected.finish_reason == ("stop" if stops else "length")
-            assert collected.outputs[-1].stop_token_id == (expected[-1] if stops else None)
-
-
-def blocks_in_use(collector: Collector) -> int:
-    return collector.stats[-1].kv_blocks_used
-
-
-def check_nothing_is_kept(core: EngineCore) -> None:
-    """An engine that runs for months must not remember what has ended."""
-    runner = core._runner
-    assert not runner._seats.seat_of
-    assert not runner._seats.counts
-    assert not runner._seats.biases
-    assert not runner._filler._num_scored
-    assert runner.num_in_flight == 0
 
 
 @pytest.mark.parametrize("window", [None, WINDOW])
@@ -93,61 +37,6 @@ def test_each_of_many_mixed_requests_gets_its_own_tokens(
     check_all(collector, requests, window)
     assert blocks_in_use(collector) == 0
     check_nothing_is_kept(core)
-
-
-def test_steps_run_ahead_of_their_results() -> None:
-    executors: list[Executor] = []
-    model = fake_model(max_steps_in_flight=2, on_executor=executors.append)
-    run_all(make_core(model), [request("a", [1, 2, 3], max_tokens=10)])
-    (executor,) = executors
-    assert isinstance(executor, LazyExecutor)
-    assert executor.most_in_flight == 2
-
-
-def test_no_step_runs_ahead_of_a_penalty() -> None:
-    executors: list[Executor] = []
-    model = fake_model(max_steps_in_flight=2, on_executor=executors.append)
-    requests = [request("a", [1, 2, 3], max_tokens=10, presence_penalty=1.0)]
-    check_all(run_all(make_core(model), requests), requests)
-    (executor,) = executors
-    assert isinstance(executor, LazyExecutor)
-    assert executor.most_in_flight == 1
-
-
-def test_a_pipelines_depth_follows_the_load_and_changes_no_token() -> None:
-    executors: list[Executor] = []
-    model = replace(
-        fake_model(window=WINDOW, max_steps_in_flight=4, on_executor=executors.append),
-        num_micro_batches=4,
-        first_depth=2,
-    )
-    requests = random_requests(3, 64)
-    penalised = [
-        request(f"p{i}", [i, 2, 3], max_tokens=40, presence_penalty=1.0, ignore_eos=True)
-        for i in range(8)
-    ]
-    core = make_core(model)
-    collector = run_all(core, [*requests, *penalised])
-    check_all(collector, [*requests, *penalised], WINDOW)
-    check_nothing_is_kept(core)
-    depths = [stats.pipeline_depth for stats in collector.stats]
-    assert depths[0] == 2
-    assert len(set(depths)) > 1 and set(depths) <= {1, 2, 3, 4}
-    assert all(abs(b - a) <= 1 for a, b in itertools.pairwise(depths))
-    (executor,) = executors
-    assert isinstance(executor, LazyExecutor)
-    assert 1 < executor.most_in_flight <= max(depths)
-
-
-def test_a_given_depth_stays() -> None:
-    model = replace(fake_model(max_steps_in_flight=3), num_micro_batches=3)
-    config = engine_config()
-    config = replace(config, parallel=ParallelOptions(pipeline_parallel_size=2, pipeline_depth="3"))
-    core = build_core(config, model, MonotonicClock())
-    requests = random_requests(3, 64)
-    collector = run_all(core, requests)
-    check_all(collector, requests)
-    assert {stats.pipeline_depth for stats in collector.stats} == {3}
 
 
 @pytest.mark.parametrize("steps_in_flight", [1, 2])

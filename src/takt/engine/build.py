@@ -17,6 +17,7 @@ from takt.engine.runner import Runner
 from takt.engine.sizing import EngineSizes, KVShape, plan_sizes
 from takt.engine.step_time import calibrated
 from takt.kvcache.manager import KVCacheManager
+from takt.scheduler.base import Scheduler
 from takt.scheduler.create import create_scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.pipeline_depth import PipelineDepth
@@ -87,14 +88,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
     )
     is_pipeline = model.num_micro_batches > 1
     runner = Runner(executor, sizes.limits, sizes.kv.block_size, kv, clock, is_pipeline=is_pipeline)
-    depth = None
-    if is_pipeline and config.parallel.pipeline_depth == "auto":
-        depth = PipelineDepth(
-            first=model.first_depth or executor.max_steps_in_flight,
-            most=executor.max_steps_in_flight,
-            unwritten_share=lambda: scheduler.kv_unwritten_share(runner.num_in_flight_tokens),
-        )
-        scheduler.depth = depth.depth
+    follows_load = is_pipeline and config.parallel.pipeline_depth == "auto"
     return EngineCore(
         scheduler=scheduler,
         runner=runner,
@@ -115,6 +109,19 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         refuses=config.scheduler.admission == "refuse",
         sentinels=model.sentinels,
         pipeline=model.pipeline,
-        depth=depth,
+        depth=_depth(model, executor.max_steps_in_flight, scheduler, runner)
+        if follows_load
+        else None,
         kv=kv,
     )
+
+
+def _depth(model: LoadedModel, most: int, scheduler: Scheduler, runner: Runner) -> PipelineDepth:
+    """What follows the load with the depth of a pipeline; the scheduler begins with its first."""
+    depth = PipelineDepth(
+        first=model.first_depth or most,
+        most=most,
+        unwritten_share=lambda: scheduler.kv_unwritten_share(runner.num_in_flight_tokens),
+    )
+    scheduler.depth = depth.depth
+    return depth

@@ -174,6 +174,33 @@ def _serve(
     make_core: MakeCore,
     started: float,
 ) -> int:
+    core = _load(process, order, clock, make_core)
+    if isinstance(core, int):
+        return core
+    if order.placement is not None:
+        # With several ranks this thread is pinned to some of them.
+        cpus = sorted(os.sched_getaffinity(0) & set(order.placement.engine))
+        _log.debug("priority: %s", raise_priority(cpus) or "as any other")
+    process.collector.start()
+    core.watch_gc(lambda: process.collector.total_ns)
+    process.send(_ready(core, order.epoch, time.monotonic() - started))
+    try:
+        process.run(core, order.parent_pid)
+    except EngineDeadError as error:
+        _log.error("the engine died: %s", error)
+        return 1
+    except Exception:
+        _log.exception("the engine died")
+        return 1
+    core.close()
+    return 0
+
+
+def _load(
+    process: EngineProcess, order: LaunchOrder, clock: Clock, make_core: MakeCore
+) -> EngineCore | int:
+    """The core; or, after the server has been told why there is none, the exit code."""
+
     def on_progress(stage: str, done: int, total: int) -> None:
         process.send(LoadProgress(order.epoch, stage, done, total))
 
@@ -182,7 +209,7 @@ def _serve(
         if order.placement is not None and config.parallel.num_ranks > 1:
             # Ranks are pinned to CPUs of these; the socket's thread may be anywhere.
             os.sched_setaffinity(0, order.placement.engine)
-        core = make_core(config, clock, on_progress)
+        return make_core(config, clock, on_progress)
     except EngineDeadError as error:
         # A rank was killed while it was loaded: nobody's mistake, and another start may go well.
         _log.error("the engine died while it started: %s", error)
@@ -198,43 +225,28 @@ def _serve(
         sentence = f"the engine could not start: {type(error).__name__}: {error}"
         process.send(EngineFailed(order.epoch, sentence, 1))
         return 1
-    if order.placement is not None:
-        # With several ranks this thread is pinned to some of them.
-        cpus = sorted(os.sched_getaffinity(0) & set(order.placement.engine))
-        _log.debug("priority: %s", raise_priority(cpus) or "as any other")
-    process.collector.start()
-    core.watch_gc(lambda: process.collector.total_ns)
+
+
+def _ready(core: EngineCore, epoch: int, load_seconds: float) -> EngineReady:
     sizes = core.sizes
-    process.send(
-        EngineReady(
-            epoch=order.epoch,
-            max_model_len=sizes.max_model_len,
-            vocab_size=core.rules.vocab_size,
-            num_kv_tokens=sizes.num_kv_tokens,
-            kv_cache_bytes=sizes.kv_cache_bytes,
-            kv_cache_dtype=sizes.kv.dtype.label,
-            kv_block_size=sizes.kv.block_size,
-            kv_num_blocks=list(sizes.num_blocks),
-            kv_block_bytes=[sizes.kv.block_bytes(g) for g in range(len(sizes.num_blocks))],
-            num_threads=core.num_threads,
-            load_seconds=time.monotonic() - started,
-            load=core.load(),
-            precision=core.precision,
-            pipeline=core.pipeline,
-            kv_num_host_blocks=list(sizes.num_host_blocks),
-            step_times=core.step_times,
-        )
+    return EngineReady(
+        epoch=epoch,
+        max_model_len=sizes.max_model_len,
+        vocab_size=core.rules.vocab_size,
+        num_kv_tokens=sizes.num_kv_tokens,
+        kv_cache_bytes=sizes.kv_cache_bytes,
+        kv_cache_dtype=sizes.kv.dtype.label,
+        kv_block_size=sizes.kv.block_size,
+        kv_num_blocks=list(sizes.num_blocks),
+        kv_block_bytes=[sizes.kv.block_bytes(g) for g in range(len(sizes.num_blocks))],
+        num_threads=core.num_threads,
+        load_seconds=load_seconds,
+        load=core.load(),
+        precision=core.precision,
+        pipeline=core.pipeline,
+        kv_num_host_blocks=list(sizes.num_host_blocks),
+        step_times=core.step_times,
     )
-    try:
-        process.run(core, order.parent_pid)
-    except EngineDeadError as error:
-        _log.error("the engine died: %s", error)
-        return 1
-    except Exception:
-        _log.exception("the engine died")
-        return 1
-    core.close()
-    return 0
 
 
 def _make_core(config: EngineConfig, clock: Clock, on_progress: OnProgress) -> EngineCore:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from takt.errors import InvalidRequestError
 from takt.scheduler.forecast import ITL_AT_PEAK, PROMISES, Fluid, Forecast
@@ -99,11 +100,14 @@ class Admission:
         is_probe = snapshot.is_idle and not self._under_way
         is_probe = is_probe and now_ns - snapshot.end_ns > _MAX_AGE_NS
         judges = self._refuses and not is_probe
-        if ask.slo.is_given or judges:
-            check_attainable(ask, target, snapshot, judges)
-        if not judges or not target.is_given:
+        if not target.is_given or not (ask.slo.is_given or judges):
             return None
-        if (disturbed := _disturbed(ask, target, snapshot)) is not None:
+        most_tokens = snapshot.max_num_batched_tokens
+        alone = Alone.of(ask, most_tokens, SnapshotModel(snapshot).p99_ns)
+        check_attainable(ask, target, snapshot, alone, judges)
+        if not judges:
+            return None
+        if (disturbed := _disturbed(alone, target)) is not None:
             return disturbed
         own = self._job(ask, target, snapshot, now_ns)
         jobs = self._jobs(snapshot)
@@ -157,64 +161,72 @@ class Admission:
         return sorted(jobs, key=lambda job: job.order_ns)
 
 
-def check_attainable(ask: Ask, target: SLO, snapshot: LoadSnapshot, refuses: bool) -> None:
+class Alone(NamedTuple):
+    """Latencies of a request that has the server to itself."""
+
+    ttft_ms: float
+    itl_ms: float
+    """The longest gap, which is the last."""
+
+    @classmethod
+    def of(cls, ask: Ask, most_tokens: int, step_ns: Callable[[StepFeatures], float]) -> Alone:
+        """With steps as long as `step_ns` says, of at most `most_tokens` of a prompt."""
+        ttft_ns, start = 0.0, 0
+        nothing = StepFeatures(0, 0, 0, 0)
+        while start < ask.num_prompt_tokens:
+            chunk = min(ask.num_prompt_tokens - start, most_tokens)
+            ttft_ns += step_ns(with_chunk(nothing, start, chunk))
+            start += chunk
+        num_kv = ask.num_seqs * (ask.num_prompt_tokens + ask.max_tokens)
+        itl_ns = step_ns(StepFeatures(ask.num_seqs, 0, num_kv, num_kv))
+        return cls(ttft_ns / NS_PER_MS, itl_ns / NS_PER_MS)
+
+
+def check_attainable(
+    ask: Ask, target: SLO, snapshot: LoadSnapshot, p99: Alone, refuses: bool
+) -> None:
     """Raises `InvalidRequestError` for a target below what the request takes on an idle server.
 
     That is its P99 for the request's own targets. A server's own count only where it `refuses`, and
     against the time that is expected: what is too late on a machine that is disturbed for a while
     is refused for a while, and no mistake of the client's.
     """
-    model = SnapshotModel(snapshot)
-    p99_ms = alone_ms(ask, snapshot, model.p99_ns)
-    expected_ms = alone_ms(ask, snapshot, model.predict_ns)
-    for index, (name, own_ns, target_ns) in enumerate(
-        (
-            ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns),
-            ("itl_ms", ask.slo.itl_ns, target.itl_ns),
-        )
+    most_tokens = snapshot.max_num_batched_tokens
+    for name, own_ns, target_ns in (
+        ("itl_ms", ask.slo.itl_ns, target.itl_ns),
+        ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns),
     ):
         if target_ns is None or (own_ns is None and not refuses):
             continue
-        asked_ms = target_ns / NS_PER_MS
-        best_ms = (expected_ms if own_ns is None else p99_ms)[index]
-        if asked_ms < best_ms:
-            whose = f"slo.{name} is" if own_ns is not None else f"this server's {name} is"
-            raise InvalidRequestError(
-                f"{whose} {asked_ms:g}, and this request would take {best_ms:.2f} ms even alone "
-                f"on the server: give slo.{name} of at least {math.ceil(best_ms * 10) / 10:g}",
-                param=f"slo.{name}",
-                code=UNATTAINABLE,
-            )
+        asked_ms, best_ms = target_ns / NS_PER_MS, getattr(p99, name)
+        if asked_ms >= best_ms:
+            continue
+        if own_ns is None:
+            expected = Alone.of(ask, most_tokens, SnapshotModel(snapshot).predict_ns)
+            best_ms = getattr(expected, name)
+            if asked_ms >= best_ms:
+                continue
+        whose = f"slo.{name} is" if own_ns is not None else f"this server's {name} is"
+        raise InvalidRequestError(
+            f"{whose} {asked_ms:g}, and this request would take {best_ms:.2f} ms even alone "
+            f"on the server: give slo.{name} of at least {math.ceil(best_ms * 10) / 10:g}",
+            param=f"slo.{name}",
+            code=UNATTAINABLE,
+        )
 
 
-def _disturbed(ask: Ask, target: SLO, snapshot: LoadSnapshot) -> Refusal | None:
+def _disturbed(p99: Alone, target: SLO) -> Refusal | None:
     """Refuses while even alone a request's gaps would be too long one time in a hundred: the engine
     has just seen such steps. They are forgotten within seconds."""
-    ttft_ms, itl_ms = alone_ms(ask, snapshot, SnapshotModel(snapshot).p99_ns)
-    if target.itl_ns is None or itl_ms * NS_PER_MS <= target.itl_ns:
+    if target.itl_ns is None or p99.itl_ms * NS_PER_MS <= target.itl_ns:
         return None
     return Refusal(
         reason=ITL_AT_PEAK,
-        ttft_ms=ttft_ms,
-        itl_ms=itl_ms,
+        ttft_ms=p99.ttft_ms,
+        itl_ms=p99.itl_ms,
         target=target,
         retry_after_seconds=math.ceil(_MAX_AGE_NS / 1e9),
     )
-
-
-def alone_ms(
-    ask: Ask, snapshot: LoadSnapshot, step_ns: Callable[[StepFeatures], float]
-) -> tuple[float, float]:
-    """TTFT and the longest gap of a request that has the server to itself, with steps so long."""
-    ttft_ns, start = 0.0, 0
-    nothing = StepFeatures(0, 0, 0, 0)
-    while start < ask.num_prompt_tokens:
-        chunk = min(ask.num_prompt_tokens - start, snapshot.max_num_batched_tokens)
-        ttft_ns += step_ns(with_chunk(nothing, start, chunk))
-        start += chunk
-    num_kv = ask.num_seqs * (ask.num_prompt_tokens + ask.max_tokens)
-    itl_ns = step_ns(StepFeatures(ask.num_seqs, 0, num_kv, num_kv))
-    return ttft_ns / NS_PER_MS, itl_ns / NS_PER_MS
 
 
 def _judge(found: Forecast, target: SLO, ttft_ns: float) -> Refusal | None:
