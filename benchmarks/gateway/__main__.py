@@ -15,6 +15,7 @@ import asyncio
 import sys
 from collections.abc import Callable
 
+import uvloop
 from benchmarks.gateway import faults as fault_runs
 from benchmarks.gateway import latency as delays
 from benchmarks.gateway import other_server
@@ -37,7 +38,7 @@ def faults(options: argparse.Namespace) -> bool:
 
 def latency(options: argparse.Namespace) -> bool:
     num_requests = options.requests or (200 if options.quick else 5_000)
-    return asyncio.run(delays.added_latency(num_requests, 1))
+    return delays.added_latency(num_requests)
 
 
 def policies(options: argparse.Namespace) -> bool:
@@ -50,7 +51,7 @@ def storm(options: argparse.Namespace) -> bool:
 
 def streams(options: argparse.Namespace) -> bool:
     num_streams, num_events = (50, 10) if options.quick else (500, 100)
-    return asyncio.run(stream_delays.streams(options.requests or num_streams, num_events))
+    return uvloop.run(stream_delays.streams(options.requests or num_streams, num_events))
 
 
 def other(options: argparse.Namespace) -> bool:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.gateway.trace import BACKGROUND, DURATION_SECONDS
-from multidict import CIMultiDict
 from prometheus_client import CollectorRegistry
 
 from takt.gateway.assignment import Assignment
@@ -149,8 +148,8 @@ class _Answer:
     def __init__(self) -> None:
         self.on_close = lambda: None
 
-    async def pieces(self) -> Any:
-        yield b"{}"
+    def whole(self) -> bytes:
+        return b"{}"
 
     def close(self) -> None:
         self.on_close()
@@ -201,7 +200,7 @@ def run_gateway(retry: dict[str, Any] | None = None) -> Tally:
         parts.budgets[route.name].deposit()
         assignment = Assignment(
             route=route,
-            request=OutgoingRequest("POST", name, CIMultiDict(), b""),
+            request=OutgoingRequest("POST", name, [], b""),
             key=name,
             deadline_ns=parts.clock.now_ns() + route.retry.deadline_ms * 1_000_000,
             may_repeat=True,

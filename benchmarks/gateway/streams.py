@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 import uuid
 
-import aiohttp
-from benchmarks.gateway.latency import PATH, percentile
+from benchmarks.gateway.latency import PATH, BusyShare, percentile
+from benchmarks.gateway.plain_client import EventStream, request_bytes
 from benchmarks.gateway.processes import Process, rig
 
 GAP_MS = 200
@@ -30,10 +29,11 @@ async def streams(num_streams: int, num_events: int) -> bool:
         upstream.start()
         gateway = made.gateway(f"sqlite:///{made.directory}/store.db", "--upstream", upstream.url)
         gateway.start()
-        before_s = gateway.cpu_s()
+        before_s, busy = gateway.cpu_s(), BusyShare()
         for _ in range(NUM_ROUNDS):
             direct += await _delays(upstream, num_streams, num_events // NUM_ROUNDS)
             through += await _delays(gateway, num_streams, num_events // NUM_ROUNDS)
+        busy_share = busy.share
         cpu_us = 1e6 * (gateway.cpu_s() - before_s) / max(1, len(through))
     added = percentile(through, 0.999) - percentile(direct, 0.999)
     print(
@@ -41,7 +41,8 @@ async def streams(num_streams: int, num_events: int) -> bool:
         f"{added:+.1f} ms (bar 20), direct {percentile(direct, 0.999):.1f}, through the gateway "
         f"{percentile(through, 0.999):.1f} ms; P50 {percentile(direct, 0.5):.2f} and "
         f"{percentile(through, 0.5):.2f} ms, worst {max(direct):.1f} and {max(through):.1f} ms; "
-        f"{len(through)} events; {cpu_us:.0f} us of the gateway's CPU an event"
+        f"{len(through)} events; {cpu_us:.0f} us of the gateway's CPU an event; "
+        f"all CPUs of the machine {100 * busy_share:.0f} % busy"
     )
     return added <= 20 and len(through) == len(direct) == num_streams * num_events
 
@@ -49,20 +50,20 @@ async def streams(num_streams: int, num_events: int) -> bool:
 async def _delays(target: Process, num_streams: int, num_events: int) -> list[float]:
     """Milliseconds, of every event of every stream."""
     delays: list[float] = []
-    body = json.dumps({"prompt": "x", "stream": True, "events": num_events, "gap_ms": GAP_MS})
+    wanted = {"prompt": "x", "stream": True, "events": num_events, "gap_ms": GAP_MS}
+    body = json.dumps(wanted).encode()
     rng = random.Random(7)
 
-    async def stream(session: aiohttp.ClientSession, wait_seconds: float) -> None:
-        await asyncio.sleep(wait_seconds)
-        async with session.post(
-            target.url + PATH, data=body, headers={"Idempotency-Key": uuid.uuid4().hex}
-        ) as response:
-            async for line in response.content:
-                now_ns = time.monotonic_ns()
-                if line.startswith(b"data: ") and b"DONE" not in line:
-                    delays.append((now_ns - int(line[6:])) / 1e6)
+    loop = asyncio.get_running_loop()
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        waits = [rng.uniform(0, BEGIN_SECONDS) for _ in range(num_streams)]
-        await asyncio.gather(*(stream(session, wait) for wait in waits))
+    async def stream(wait_seconds: float) -> None:
+        await asyncio.sleep(wait_seconds)
+        request = request_bytes(target.port, PATH, uuid.uuid4().hex, body)
+        _, events = await loop.create_connection(
+            lambda: EventStream(request, delays), "127.0.0.1", target.port
+        )
+        await events.done
+
+    waits = [rng.uniform(0, BEGIN_SECONDS) for _ in range(num_streams)]
+    await asyncio.gather(*(stream(wait) for wait in waits))
     return delays

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 import yarl
-from aiohttp import web
 from multidict import CIMultiDict
 from scripted_upstream import ScriptedUpstream
 
-from takt.gateway.app import build_server
+from takt.gateway.app import GatewayApplication
 from takt.gateway.build import build_parts, close_parts
 from takt.gateway.gateway import Gateway
 from takt.gateway.handler import Handler
 from takt.gateway.health import HealthChecker
+from takt.gateway.http.server import HttpServer
 from takt.gateway.options import GatewayOptions
 from takt.gateway.parts import Parts
 from takt.gateway.policy import build_policy
@@ -79,10 +80,10 @@ class Harness:
             asyncio.create_task(parts.keeper.run()),
             asyncio.create_task(self._checker.run()),
         ]
-        self._runner = web.ServerRunner(build_server(parts, self.handler), shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.server = HttpServer(GatewayApplication(parts, self.handler))
+        bound = socket.create_server(("127.0.0.1", 0))
+        await self.server.start(bound)
+        self.url = f"http://127.0.0.1:{bound.getsockname()[1]}"
         self.session = aiohttp.ClientSession()
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,7 +92,7 @@ class Harness:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        await self._runner.cleanup()
+        await self.server.close(0.1)
         await close_parts(self.parts)
 
     async def die(self) -> None:

@@ -17,6 +17,7 @@ from takt.gateway.attempt import retry_after_ms
 from takt.gateway.breaker import MAX_COOL_DOWN_MS, Breaker, BreakerState
 from takt.gateway.budget import RetryBudget
 from takt.gateway.headers import head_of
+from takt.gateway.http.fields import Headers
 from takt.gateway.keys import KeyRules, request_key
 from takt.gateway.options import GatewayOptions
 from takt.gateway.policy import RetryPolicy, UpstreamConfig, build_policy, load_policy
@@ -336,7 +337,8 @@ def test_routes_inherit_from_their_service_and_that_from_the_file() -> None:
 
 
 def test_hop_by_hop_headers_end_here() -> None:
-    head = head_of(200, {"Connection": "X-Hop", "X-Hop": "1", "Date": "now", "X-End": "2"})
+    fields = [("Connection", "X-Hop"), ("X-Hop", "1"), ("Date", "now"), ("X-End", "2")]
+    head = head_of(200, Headers(fields))
     assert head.headers == [("X-End", "2")]
 
 

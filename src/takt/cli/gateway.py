@@ -40,10 +40,8 @@ def register(app: typer.Typer) -> None:
 @with_options((GatewayOptions,))
 def _gateway(**options: Any) -> None:
     """Stand before OpenAI-compatible servers and make retries safe."""
-    try:
-        from takt.gateway.serve import serve
-    except ImportError as error:
-        raise ConfigError(_missing(error)) from None
+    from takt.gateway.serve import serve
+
     raise typer.Exit(serve(_options(options)))
 
 
@@ -86,10 +84,8 @@ def _replay(
     **options: Any,
 ) -> None:
     """Send dead letters again, under the gateway's own policy and store."""
-    try:
-        from takt.gateway.dead_letters import replay_letters
-    except ImportError as error:
-        raise ConfigError(_missing(error)) from None
+    from takt.gateway.dead_letters import replay_letters
+
     if bool(letters) == all_letters:
         raise ConfigError("name the letters to replay, or pass --all")
     num_failed = replay_letters(_options(options), letters or [], authorization_env, typer.echo)
@@ -116,7 +112,3 @@ def _options(values: dict[str, Any]) -> GatewayOptions:
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
     return GatewayOptions(**read)
-
-
-def _missing(error: ImportError) -> str:
-    return f"the gateway needs the extra: make install EXTRA=gateway ({error})"

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import email.utils
+import os
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import aiohttp
-import yarl
-from multidict import CIMultiDict
 
 from takt.errors import ConfigError
 from takt.gateway.headers import head_of
-from takt.gateway.idle_watch import IdleWatch
+from takt.gateway.http.decoding import BadEncodingError
+from takt.gateway.http.fields import Fields, head_bytes
+from takt.gateway.http.pool import ConnectionPool, Origin
+from takt.gateway.http.response import BrokenExchangeError, Response, Sink
+from takt.gateway.http.upstream_connection import UpstreamConnection
 from takt.gateway.policy import RetryPolicy
 from takt.gateway.retry import Failure, Outcome, status_outcome
 from takt.gateway.states import Head
 from takt.gateway.upstream import Upstream
 
-KEEP_ALIVE_SECONDS = 3.0
-"""Shorter than servers' own (uvicorn's is 5 s): a request sent into a connection that the server
-is closing has an unknown outcome."""
-
 MAX_REFUSAL_BYTES = 1_048_576
+
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
+"""Methods whose requests need no Content-Length where there is no body."""
 
 
 class AttemptFailedError(Exception):
@@ -34,52 +35,50 @@ class AttemptFailedError(Exception):
         self.failure = failure
 
 
+class _EnoughError(Exception):
+    """As much was read as is of use."""
+
+
 @dataclass(frozen=True, slots=True)
 class OutgoingRequest:
     """`headers` are those for the upstream, without the key and its credential."""
 
     method: str
     path_and_query: str
-    headers: CIMultiDict[str]
+    headers: list[tuple[str, str]]
     body: bytes
 
 
 class OpenAnswer:
     """An answer whose body has still to come. `close` must follow."""
 
-    def __init__(self, response: aiohttp.ClientResponse, idle_timeout_ms: int) -> None:
+    def __init__(self, response: Response, connection: UpstreamConnection) -> None:
         self.head: Head = head_of(response.status, response.headers)
-        self.is_stream = response.ok and response.content_type == "text/event-stream"
+        content_type = response.headers.get("content-type", "").partition(";")[0]
+        self.is_stream = (
+            response.status < 400 and content_type.strip().lower() == "text/event-stream"
+        )
         self.on_close: Callable[[], None] = lambda: None
         self._is_closed = False
         self._response = response
-        self._idle_seconds = idle_timeout_ms / 1000
+        self._connection = connection
 
     def whole(self) -> bytes | None:
         """All of the body, if it has come already: short answers do, with their head."""
-        content = self._response.content
-        if not content.is_eof() or content.exception() is not None:
-            return None
-        return content.read_nowait()
+        return self._response.whole()
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises `AttemptFailedError` if it breaks off or stands still."""
-        content = self._response.content
-        watch = IdleWatch(self._idle_seconds, self._response.close)
+    async def read(self, sink: Sink) -> None:
+        """Gives `sink` each piece of the body in the moment it comes; returns at its end.
+
+        Raises `AttemptFailedError` if the body breaks off or stands still, and what `sink` raises.
+        """
         try:
-            while True:
-                watch.begin()
-                piece = await content.readany()
-                watch.end()
-                if not piece:
-                    return
-                yield piece
-        except (aiohttp.ClientError, OSError) as error:
-            if watch.is_idle:
-                raise AttemptFailedError(_broken("timeout", "the answer stood still")) from None
-            raise AttemptFailedError(_broken("stream", type(error).__name__)) from None
-        finally:
-            watch.close()
+            await self._response.read(sink)
+        except BrokenExchangeError as error:
+            kind = "timeout" if error.is_late else "stream"
+            raise AttemptFailedError(_broken(kind, str(error))) from None
+        except BadEncodingError as error:
+            raise AttemptFailedError(_broken("stream", str(error))) from None
 
     def close(self) -> None:
         """A connection whose answer was not read to its end is closed. May be called twice."""
@@ -87,30 +86,21 @@ class OpenAnswer:
             return
         self._is_closed = True
         self.on_close()
-        if self._response.content.at_eof():
-            self._response.release()
-        else:
-            self._response.close()
+        if not self._response.is_whole:
+            self._connection.close()
 
 
 class UpstreamClient:
-    """Sends attempts over connections that are kept."""
+    """Sends attempts over connections that are kept. Owned by the event loop that makes it."""
 
     def __init__(self) -> None:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
-            auto_decompress=True,
-            trust_env=False,
-        )
-        # It would send PUT and DELETE again by itself where a connection breaks: whether anything
-        # is sent twice is decided and counted elsewhere.
-        self._session._retry_connection = False
-        self._tls: dict[str, ssl.SSLContext] = {}
+        self._pool = ConnectionPool()
+        self._loop = asyncio.get_running_loop()
+        self._origins: dict[str, Origin] = {}
+        self._tls: dict[str | None, ssl.SSLContext] = {}
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._pool.close()
 
     async def send(
         self,
@@ -121,106 +111,152 @@ class UpstreamClient:
         remaining_ms: int,
     ) -> OpenAnswer:
         """An answer of a status that is not tried again. Raises `AttemptFailedError` otherwise."""
-        headers = request.headers.copy()
-        headers.update(extra_headers)
-        if upstream.api_key is not None:
-            headers["Authorization"] = f"Bearer {upstream.api_key}"
-        response = await self._request(upstream, request, headers, policy, remaining_ms)
-        answer = OpenAnswer(response, policy.idle_timeout_ms)
+        origin = self._origins.get(upstream.url) or self.origin_of(upstream)
+        seconds = min(policy.response_timeout_ms, remaining_ms) / 1000
+        connection = self._pool.take(origin)
+        if connection is None:
+            began = self._loop.time()
+            connection = await self._connect(
+                origin, min(policy.connect_timeout_ms, remaining_ms) / 1000
+            )
+            seconds = max(0.0, seconds - (self._loop.time() - began))
+        headers = _with_own(request.headers, extra_headers, upstream.api_key)
+        try:
+            response = await connection.send(
+                _request_bytes(origin, request, headers),
+                is_head=request.method == "HEAD",
+                response_seconds=seconds,
+                idle_seconds=policy.idle_timeout_ms / 1000,
+            )
+        except BrokenExchangeError as error:
+            kind = "timeout" if error.is_late else "reset"
+            raise AttemptFailedError(_broken(kind, str(error))) from None
+        answer = OpenAnswer(response, connection)
         if response.status not in policy.retry_statuses:
             return answer
-        try:
-            body = await _read_refusal(answer)
-        finally:
-            answer.close()
-        raise AttemptFailedError(
-            Failure(
-                kind="status",
-                outcome=status_outcome(response.status),
-                cause=f"status {response.status}",
-                status=response.status,
-                retry_after_ms=retry_after_ms(response.headers.get("Retry-After")),
-                head=answer.head,
-                body=body,
-            )
-        )
+        raise AttemptFailedError(await _refusal(response, answer))
 
-    async def _request(
-        self,
-        upstream: Upstream,
-        request: OutgoingRequest,
-        headers: CIMultiDict[str],
-        policy: RetryPolicy,
-        remaining_ms: int,
-    ) -> aiohttp.ClientResponse:
-        timeout_ms = min(policy.response_timeout_ms, remaining_ms)
+    async def _connect(self, origin: Origin, seconds: float) -> UpstreamConnection:
         try:
-            async with asyncio.timeout(timeout_ms / 1000):
-                return await self._session.request(
-                    request.method,
-                    yarl.URL(upstream.url + request.path_and_query, encoded=True),
-                    headers=headers,
-                    data=request.body or None,
-                    allow_redirects=False,
-                    ssl=self._tls_of(upstream),
-                    timeout=aiohttp.ClientTimeout(
-                        total=None, sock_connect=policy.connect_timeout_ms / 1000
-                    ),
-                )
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            return await self._pool.connect(origin, seconds)
+        except OSError as error:
             raise AttemptFailedError(
                 Failure(
                     kind="connect", outcome=Outcome.NOT_EXECUTED, cause=f"connect: {_reason(error)}"
                 )
             ) from None
-        except TimeoutError:
-            raise AttemptFailedError(_broken("timeout", "no answer in time")) from None
-        except (aiohttp.ClientError, OSError) as error:
-            raise AttemptFailedError(_broken("reset", type(error).__name__)) from None
 
-    def check_tls(self, upstream: Upstream) -> None:
-        """Raises `ConfigError` if the upstream's authorities cannot be read."""
+    def origin_of(self, upstream: Upstream) -> Origin:
+        """Raises `ConfigError` if the upstream's authorities cannot be read, or its name is none.
+
+        Certificates are always verified: by the system's authorities, or the given ones.
+        """
         try:
-            self._tls_of(upstream)
+            origin = Origin.of(upstream.url, self._tls_of(upstream.url, upstream.ca_file))
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(f"ca_file {upstream.ca_file} of {upstream.url}: {error}") from None
+        except UnicodeError:
+            raise ConfigError(f"the upstream {upstream.url} names no possible host") from None
+        self._origins[upstream.url] = origin
+        return origin
 
-    def _tls_of(self, upstream: Upstream) -> ssl.SSLContext | bool:
-        """Certificates are always verified: by the system's authorities, or the given ones."""
-        if upstream.ca_file is None:
-            return True
-        if upstream.ca_file not in self._tls:
-            self._tls[upstream.ca_file] = ssl.create_default_context(cafile=upstream.ca_file)
-        return self._tls[upstream.ca_file]
+    def _tls_of(self, url: str, ca_file: str | None) -> ssl.SSLContext | None:
+        if not url.startswith("https:") and ca_file is None:
+            return None
+        if ca_file not in self._tls:
+            self._tls[ca_file] = ssl.create_default_context(cafile=ca_file)
+        return self._tls[ca_file]
 
-    async def health_problem(
-        self, url: str, upstream: Upstream, timeout_seconds: float
-    ) -> str | None:
+    async def health_problem(self, upstream: Upstream, timeout_seconds: float) -> str | None:
         """Why a health check failed; None if it was answered by anything but a server's error."""
+        origin = self._origins.get(upstream.url) or self.origin_of(upstream)
+        request = OutgoingRequest("GET", upstream.health_path, [], b"")
         try:
-            async with self._session.get(
-                url,
-                ssl=self._tls_of(upstream),
-                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-            ) as response:
-                return None if response.status < 500 else f"status {response.status}"
+            status = await self._status_of(origin, request, timeout_seconds)
         except TimeoutError:
             return f"no answer in {timeout_seconds:g} s"
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             return _reason(error)
+        except BrokenExchangeError as error:
+            return str(error)
+        return None if status < 500 else f"status {status}"
 
     async def post_json(self, url: str, body: bytes, timeout_seconds: float) -> bool:
         """Whether a notice was accepted."""
+        request = OutgoingRequest("POST", "", [("Content-Type", "application/json")], body)
         try:
-            async with self._session.post(
-                url,
-                data=body,
-                headers={"Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=timeout_seconds),
-            ) as response:
-                return response.ok
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            origin = Origin.of(url, self._tls_of(url, None))
+            return await self._status_of(origin, request, timeout_seconds) < 300
+        except (OSError, BrokenExchangeError, UnicodeError):
             return False
+
+    async def _status_of(self, origin: Origin, request: OutgoingRequest, seconds: float) -> int:
+        """Of an answer to a request that nobody waits for but us."""
+        async with asyncio.timeout(seconds):
+            connection = self._pool.take(origin) or await self._pool.connect(origin, seconds)
+            response = await connection.send(
+                _request_bytes(origin, request, request.headers),
+                is_head=False,
+                response_seconds=seconds,
+                idle_seconds=seconds,
+            )
+        if not response.is_whole:
+            connection.close()
+        return response.status
+
+
+def _with_own(
+    headers: list[tuple[str, str]], extra: dict[str, str], api_key: str | None
+) -> list[tuple[str, str]]:
+    if api_key is not None:
+        headers = [pair for pair in headers if pair[0].lower() != "authorization"]
+        headers.append(("Authorization", f"Bearer {api_key}"))
+    return [*headers, *extra.items()]
+
+
+def _request_bytes(origin: Origin, request: OutgoingRequest, headers: Fields) -> bytes:
+    length = ""
+    if request.body or request.method not in _WITHOUT_BODY:
+        length = f"Content-Length: {len(request.body)}\r\n"
+    first_line = f"{request.method} {origin.path}{request.path_and_query} HTTP/1.1"
+    fields = [("Host", origin.authority), *headers]
+    return head_bytes(first_line, fields, length) + request.body
+
+
+async def _refusal(response: Response, answer: OpenAnswer) -> Failure:
+    try:
+        body = await _read_refusal(answer)
+    finally:
+        answer.close()
+    return Failure(
+        kind="status",
+        outcome=status_outcome(response.status),
+        cause=f"status {response.status}",
+        status=response.status,
+        retry_after_ms=retry_after_ms(response.headers.get("retry-after")),
+        head=answer.head,
+        body=body,
+    )
+
+
+async def _read_refusal(answer: OpenAnswer) -> bytes:
+    pieces: list[bytes] = []
+    num_bytes = 0
+
+    def take(piece: bytes) -> None:
+        nonlocal num_bytes
+        pieces.append(piece)
+        num_bytes += len(piece)
+        if num_bytes > MAX_REFUSAL_BYTES:
+            raise _EnoughError
+
+    try:
+        await answer.read(take)
+    except _EnoughError:
+        pass
+    except AttemptFailedError:
+        return b""
+    return b"".join(pieces)
 
 
 def retry_after_ms(value: str | None) -> int | None:
@@ -238,26 +274,16 @@ def retry_after_ms(value: str | None) -> int | None:
         return None
 
 
-async def _read_refusal(answer: OpenAnswer) -> bytes:
-    body = b""
-    try:
-        async for piece in answer.pieces():
-            body += piece
-            if len(body) > MAX_REFUSAL_BYTES:
-                break
-    except AttemptFailedError:
-        return b""
-    return body
-
-
 def _broken(kind: str, cause: str) -> Failure:
     return Failure(kind=kind, outcome=Outcome.UNKNOWN, cause=f"{kind}: {cause}")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: OSError) -> str:
     """Says what went wrong without the address, which may hold a credential."""
-    certificate = getattr(error, "certificate_error", None)
-    if certificate is not None:
-        return f"TLS: {getattr(certificate, 'verify_message', '') or 'certificate refused'}"
-    inner = getattr(error, "os_error", None)
-    return (inner.strerror if inner is not None else None) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS: {error.verify_message or 'certificate refused'}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or type(error).__name__}"
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return error.strerror or type(error).__name__
+    return os.strerror(error.errno)

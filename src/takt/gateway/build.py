@@ -39,7 +39,7 @@ async def build_parts(options: GatewayOptions, given: Policy | None = None) -> P
     client = UpstreamClient()
     try:
         for upstream in upstreams:
-            client.check_tls(upstream)
+            client.origin_of(upstream)
         tracing = _make_tracing(options)
         store = make_store(options.store_url, volatile=options.store_volatile)
         await store.open()

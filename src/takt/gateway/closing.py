@@ -86,7 +86,7 @@ class Closing:
             StoredRequest(
                 method=request.method,
                 path_and_query=request.path_and_query,
-                headers=[*without_secrets(request.headers.items())],
+                headers=without_secrets(request.headers),
                 body=request.body,
                 key=self._assignment.key,
             )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from multidict import CIMultiDict
 
 from takt.errors import ConfigError, TaktError
 from takt.gateway.assignment import Assignment
@@ -20,6 +19,7 @@ from takt.gateway.build import build_parts, close_parts
 from takt.gateway.execution import Execution
 from takt.gateway.headers import to_upstream
 from takt.gateway.health import HealthChecker
+from takt.gateway.http.fields import Headers
 from takt.gateway.leader import Leader
 from takt.gateway.options import GatewayOptions
 from takt.gateway.parts import Parts
@@ -113,6 +113,11 @@ def replay_letters(
         authorization = os.environ.get(authorization_env)
         if not authorization:
             raise ConfigError(f"the environment variable {authorization_env} is not set")
+        if not (authorization.isascii() and authorization.isprintable()):
+            raise ConfigError(
+                f"the environment variable {authorization_env} holds characters that cannot "
+                "stand in a header"
+            )
 
     async def work() -> int:
         parts = await build_parts(options)
@@ -175,9 +180,9 @@ async def _replay(parts: Parts, record: Record, authorization: str | None) -> St
 
 
 def _outgoing(stored: StoredRequest, authorization: str | None) -> OutgoingRequest:
-    headers: CIMultiDict[str] = to_upstream(stored.headers)
+    headers = to_upstream(Headers(stored.headers))
     if authorization is not None:
-        headers["Authorization"] = authorization
+        headers.append(("Authorization", authorization))
     return OutgoingRequest(stored.method, stored.path_and_query, headers, stored.body)
 
 

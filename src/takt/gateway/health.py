@@ -37,7 +37,7 @@ class HealthChecker:
             await self.check_all()
 
     async def _check(self, upstream: Upstream) -> None:
-        problem = await self._client.health_problem(upstream.health_url, upstream, TIMEOUT_SECONDS)
+        problem = await self._client.health_problem(upstream, TIMEOUT_SECONDS)
         is_alive = problem is None
         failures = 0 if is_alive else self._num_failures.get(upstream.url, 0) + 1
         self._num_failures[upstream.url] = failures

@@ -113,7 +113,7 @@ class LeaseKeeper:
             for result in results:
                 if isinstance(result, StoreUnavailableError):
                     self.store_failed(result)
-                elif isinstance(result, BaseException):
+                elif isinstance(result, Exception):
                     raise result
 
     def _longest_unwritten(self) -> list[RecordWriter]:

@@ -192,9 +192,12 @@ class Leader:
             answer.head,
             expects_done=upstream.sends_done and expects_done(path),
         )
-        async for piece in answer.pieces():
+
+        def take(piece: bytes) -> None:
             copy.feed(piece)
             self._check_size(self._execution.num_bytes + len(copy.rest))
+
+        await answer.read(take)
         copy.check_end()
         head = self._execution.head or answer.head
         await self._recorder.finish(State.SUCCEEDED, head, copy.rest)
@@ -218,10 +221,14 @@ class Leader:
     async def _read_pieces(self, answer: OpenAnswer) -> bytes:
         pieces: list[bytes] = []
         num_bytes = 0
-        async for piece in answer.pieces():
+
+        def take(piece: bytes) -> None:
+            nonlocal num_bytes
             pieces.append(piece)
             num_bytes += len(piece)
             self._check_size(num_bytes)
+
+        await answer.read(take)
         return b"".join(pieces)
 
     def _check_size(self, num_bytes: int) -> None:

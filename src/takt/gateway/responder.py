@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
-
 from takt.clock import Clock
 from takt.gateway.errors import Answer, GatewayError, error_answer, error_event, stream_lost
 from takt.gateway.execution import Ending, Execution
-from takt.gateway.idle_watch import IdleWatch
+from takt.gateway.http.exchange import Exchange
+from takt.gateway.http.fields import Fields
 from takt.gateway.states import Head
 from takt.idempotency import REPLAYED_HEADER
 
 NS_PER_SECOND = 1_000_000_000
-
-WRITE_TIMEOUT_SECONDS = 120.0
-"""A client that reads nothing for this long is taken for gone."""
 
 GRACE_SECONDS = 0.25
 """A leader with the same deadline has the last word on what went wrong."""
@@ -27,89 +23,117 @@ class LostBeforeAnswerError(Exception):
 
 
 async def respond(
-    request: web.BaseRequest,
+    exchange: Exchange,
     execution: Execution,
     *,
     is_duplicate: bool,
     deadline_ns: int,
     clock: Clock,
-) -> web.StreamResponse:
-    """The response, written to its end. Raises `LostBeforeAnswerError` and `GatewayError`."""
-    remaining = (deadline_ns - clock.now_ns()) / NS_PER_SECOND
+) -> int:
+    """The status of the answer, which is written to its end. Raises `LostBeforeAnswerError` and
+    `GatewayError`, and has then written nothing."""
+    reply = _Reply(exchange, execution, is_duplicate)
+    execution.subscribe(reply.advance)
+    exchange.on_drained = reply.advance
+    remaining = max(deadline_ns - clock.now_ns(), 0) / NS_PER_SECOND
+    timer = asyncio.get_running_loop().call_later(remaining + GRACE_SECONDS, reply.give_up)
     try:
-        async with asyncio.timeout(max(remaining, 0) + GRACE_SECONDS):
-            await execution.wait_for_head()
-    except TimeoutError:
-        raise GatewayError(
-            504,
-            "still_processing",
-            "The request is still being processed; ask again with the same key.",
-            retry_after_seconds=1,
-        ) from None
-    if execution.ending is None:
-        return await _write_stream(request, execution, is_duplicate)
+        reply.advance()
+        await reply.done
+    finally:
+        timer.cancel()
+        exchange.on_drained = None
+        execution.unsubscribe(reply.advance)
+    if exchange.is_answered:
+        assert execution.head is not None, "an answer has a head"
+        return execution.head.status
     if execution.ending is Ending.LOST:
         raise LostBeforeAnswerError
     if execution.error is not None:
         raise execution.error
-    assert execution.head is not None
-    return write_answer(Answer(execution.head, b"".join(execution.pieces)), is_duplicate)
+    raise GatewayError(
+        504,
+        "still_processing",
+        "The request is still being processed; ask again with the same key.",
+        retry_after_seconds=1,
+    )
 
 
-def write_answer(answer: Answer, is_duplicate: bool = False) -> web.Response:
-    response = web.Response(status=answer.head.status, body=answer.body)
-    _set_headers(response, answer.head, is_duplicate)
-    return response
+class _Reply:
+    """Whatever of an answer is there is written as soon as the client can take it."""
+
+    def __init__(self, exchange: Exchange, execution: Execution, is_duplicate: bool) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """The answer is written, or there will be none."""
+        self._exchange = exchange
+        self._execution = execution
+        self._is_duplicate = is_duplicate
+        self._position = 0
+
+    def advance(self) -> None:
+        """Raises nothing: whoever writes the execution has other readers too."""
+        if self.done.done():
+            return
+        try:
+            self._advance()
+        except Exception as error:
+            self.done.set_exception(error)
+
+    def _advance(self) -> None:
+        exchange, execution = self._exchange, self._execution
+        if exchange.is_held_up:
+            return
+        if not exchange.is_begun:
+            if execution.ending is not None:
+                self._write_whole()
+                return
+            if not execution.pieces:
+                return
+            assert execution.head is not None, "a stream begins with its head"
+            exchange.begin(execution.head.status, _fields(execution.head, self._is_duplicate))
+        self._write_pieces()
+        if execution.ending is not None and self._position == len(execution.pieces):
+            if execution.ending is not Ending.COMPLETE:
+                exchange.write(error_event(execution.error or stream_lost()))
+            exchange.end()
+            self.done.set_result(None)
+
+    def give_up(self) -> None:
+        """Nothing came in time. A stream that has begun goes on."""
+        if not (self._exchange.is_begun or self.done.done()):
+            self.done.set_result(None)
+
+    def _write_whole(self) -> None:
+        execution = self._execution
+        if execution.ending is Ending.COMPLETE:
+            assert execution.head is not None, "a complete answer has a head"
+            pieces = execution.pieces
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            fields = _fields(execution.head, self._is_duplicate)
+            self._exchange.send(execution.head.status, fields, body)
+        self.done.set_result(None)
+
+    def _write_pieces(self) -> None:
+        """What has come meanwhile goes in one write."""
+        pieces = self._execution.pieces
+        num_new = len(pieces) - self._position
+        if num_new:
+            data = pieces[-1] if num_new == 1 else b"".join(pieces[self._position :])
+            self._position = len(pieces)
+            self._exchange.write(data)
 
 
-def write_error(error: GatewayError) -> web.Response:
-    return write_answer(error_answer(error))
+def write_answer(exchange: Exchange, answer: Answer) -> None:
+    exchange.send(answer.head.status, answer.head.headers, answer.body)
 
 
-async def _write_stream(
-    request: web.BaseRequest, execution: Execution, is_duplicate: bool
-) -> web.StreamResponse:
-    head = execution.head
-    assert head is not None
-    response = web.StreamResponse(status=head.status)
-    _set_headers(response, head, is_duplicate)
-    await response.prepare(request)
-    watch = IdleWatch(WRITE_TIMEOUT_SECONDS, lambda: _abort(request))
-    try:
-        await _write_pieces(response, execution, watch)
-    finally:
-        watch.close()
-    return response
+def write_error(exchange: Exchange, error: GatewayError) -> None:
+    write_answer(exchange, error_answer(error))
 
 
-async def _write_pieces(
-    response: web.StreamResponse, execution: Execution, watch: IdleWatch
-) -> None:
-    position = 0
-    while True:
-        while position < len(execution.pieces):
-            # Whatever has come meanwhile goes in one write.
-            pieces = execution.pieces[position:]
-            position += len(pieces)
-            watch.begin()
-            await response.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            watch.end()
-        if execution.ending is not None:
-            break
-        await execution.wait(position)
-    watch.begin()
-    if execution.ending is not Ending.COMPLETE:
-        await response.write(error_event(execution.error or stream_lost()))
-    await response.write_eof()
-
-
-def _abort(request: web.BaseRequest) -> None:
-    if request.transport is not None:
-        request.transport.abort()
-
-
-def _set_headers(response: web.StreamResponse, head: Head, is_duplicate: bool) -> None:
-    for name, value in head.headers:
-        response.headers.add(name, value)
-    if is_duplicate:
-        response.headers[REPLAYED_HEADER] = "true"
+def _fields(head: Head, is_duplicate: bool) -> Fields:
+    if not is_duplicate:
+        return head.headers
+    replayed = REPLAYED_HEADER.lower()
+    others = [pair for pair in head.headers if pair[0].lower() != replayed]
+    return [*others, (REPLAYED_HEADER, "true")]

@@ -15,14 +15,14 @@ import ssl
 import sys
 
 import uvloop
-from aiohttp import web
 
 from takt.errors import ConfigError
-from takt.gateway.app import build_server
+from takt.gateway.app import GatewayApplication
 from takt.gateway.build import build_parts, close_parts
 from takt.gateway.gateway import Gateway
 from takt.gateway.handler import Handler
 from takt.gateway.health import HealthChecker
+from takt.gateway.http.server import BACKLOG, HttpServer
 from takt.gateway.options import GatewayOptions
 from takt.gateway.parts import Parts
 
@@ -37,8 +37,6 @@ _GC_ALLOCATIONS = 20_000
 one in every second request."""
 
 _POLL_SECONDS = 0.05
-KEEP_ALIVE_SECONDS = 75.0
-BACKLOG = 1024
 
 SHUTDOWN_SECONDS = 2.0
 """Time for connections to close once every answer has ended."""
@@ -88,14 +86,8 @@ class _Service:
             asyncio.create_task(parts.keeper.run()),
             asyncio.create_task(checker.run()),
         ]
-        runner = web.ServerRunner(
-            build_server(parts, handler, keepalive_timeout=KEEP_ALIVE_SECONDS),
-            handle_signals=False,
-            shutdown_timeout=SHUTDOWN_SECONDS,
-        )
-        await runner.setup()
-        site = web.SockSite(runner, bound, ssl_context=tls, backlog=BACKLOG)
-        await site.start()
+        server = HttpServer(GatewayApplication(parts, handler))
+        await server.start(bound, tls)
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GC_ALLOCATIONS)
@@ -109,7 +101,7 @@ class _Service:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-            await runner.cleanup()
+            await server.close(SHUTDOWN_SECONDS)
 
     async def _wait(self, background: list[asyncio.Task[None]]) -> None:
         """Until a signal. A background task that ends by itself is an error of ours: it is raised

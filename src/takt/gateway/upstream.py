@@ -25,7 +25,7 @@ class Upstream:
         self.deduplicates = config.deduplicates
         self.sends_done = config.sends_done
         self.ca_file = config.ca_file
-        self.health_url = self.url + config.health_path
+        self.health_path = config.health_path
         self.api_key = _api_key(config)
         self.breaker = Breaker(clock, uniform)
         self.is_healthy = False
@@ -68,5 +68,10 @@ def _api_key(config: UpstreamConfig) -> str | None:
     if not key:
         raise ConfigError(
             f"upstream {config.url}: the environment variable {config.api_key_env} is not set"
+        )
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"upstream {config.url}: the environment variable {config.api_key_env} holds "
+            "characters that cannot stand in a header"
         )
     return key

@@ -1,0 +1,320 @@
+"""A client's connection: requests are answered one after the other, each in its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol, cast
+
+from takt.gateway.errors import GatewayError, error_answer
+from takt.gateway.http.exchange import Exchange
+from takt.gateway.http.fields import Headers
+from takt.gateway.http.request_reader import RequestReader
+
+logger = logging.getLogger("takt.gateway.http")
+
+HEAD_SECONDS = 30.0
+"""For a request's line and fields, from its first byte, or from a new connection on."""
+
+BODY_IDLE_SECONDS = 30.0
+"""Between two pieces of a body: a client that stops would keep a place among those in flight."""
+
+BODY_SECONDS = 600.0
+"""For all of a body, however steadily it drips."""
+
+WRITE_SECONDS = 120.0
+"""A client that reads nothing of its answer for this long is taken for gone."""
+
+LINGER_SECONDS = 2.0
+"""After the last answer of a connection whose client may still be sending: closed at once, the
+answer could be lost with what was not read."""
+
+MAX_SKIPPED_BYTES = 65_536
+"""Of a refused request's body: a longer one is not read for the connection's sake."""
+
+_NEVER = float("inf")
+
+
+class Application(Protocol):
+    max_body_bytes: int
+
+    def admit(self, exchange: Exchange) -> None:
+        """Looks at a head before the body is read. Raises `GatewayError` to refuse it."""
+        ...
+
+    async def handle(self, exchange: Exchange) -> None:
+        """Answers an admitted request, whose body is whole. Cancelled if its client goes."""
+        ...
+
+    def dismiss(self, exchange: Exchange) -> None:
+        """An admitted request will not be handled: its body never came."""
+        ...
+
+    def refused(self, error: GatewayError) -> None:
+        """A request was answered with this, and not handled."""
+        ...
+
+
+class Site(Protocol):
+    """What the connections of a server share."""
+
+    application: Application
+    connections: set[ClientConnection]
+    keep_alive_seconds: float
+    date_line: str
+
+
+class ClientConnection(asyncio.Protocol):
+    """Its times are kept by `check`, which somebody must call now and then: timers of each request
+    cost more than all of them together."""
+
+    def __init__(self, site: Site, loop: asyncio.AbstractEventLoop) -> None:
+        self.is_closing = False
+        self._site = site
+        self._application = site.application
+        self._loop = loop
+        self._reader = RequestReader(self, site.application.max_body_bytes)
+        self._current: Exchange | None = None
+        """The request whose turn it is; those that wait are the reader's."""
+        self._ahead: list[bytes] = []
+        """What came behind a whole request while that is answered."""
+        self._task: asyncio.Task[None] | None = None
+        self._is_handling = False
+        """The task has begun: one that is cancelled before never does."""
+        self._is_deaf = False
+        """Nothing more is read from the client."""
+        self._is_reading_paused = False
+        self._deadline = loop.time() + HEAD_SECONDS
+        self._head_until = self._body_until = self._paused_at = _NEVER
+
+    # -- the transport ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        # A write is the system call, at once, and what the kernel does not take is known.
+        # high=0 would never let a TLS transport write.
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        self._site.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_closing = self._is_deaf = True
+        self._site.connections.discard(self)
+        self._ahead.clear()
+        if self._task is not None:
+            self._task.cancel()
+        if self._current is not None and not self._is_handling:
+            self._dismiss(self._current)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        current = self._current
+        if self.is_writing_paused if current is None else current.is_received:
+            self._ahead.append(data)
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+            return
+        self._reader.feed(data)
+        self._advance()
+
+    def pause_writing(self) -> None:
+        self._paused_at = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._paused_at = _NEVER
+        if self._current is None:
+            self._advance()
+        elif self._current.on_drained is not None:
+            self._current.on_drained()
+
+    @property
+    def is_writing_paused(self) -> bool:
+        return self._paused_at != _NEVER
+
+    @property
+    def date_line(self) -> str:
+        return self._site.date_line
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is being answered."""
+        return self._current is None
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """After what was written has left."""
+        self.is_closing = self._is_deaf = True
+        self._transport.close()
+
+    def abort(self) -> None:
+        self.is_closing = self._is_deaf = True
+        self._transport.abort()
+
+    # -- turns --------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Does all that can be done with what has come."""
+        while not self._is_deaf:
+            if self._current is None and not self._take_turn():
+                return
+            current = self._current
+            assert current is not None, "it is somebody's turn"
+            if not current.is_received and self._ahead:
+                self._reader.feed(self._ahead.pop(0))
+            elif not current.is_received:
+                self._wait_for_body(current)
+                return
+            elif current.problem is None:
+                self._start(current)
+                return
+            else:
+                self._refuse(current, current.problem)
+
+    def _take_turn(self) -> bool:
+        """Whether there was a request whose turn it could be.
+
+        None is answered to a client that has not read the answer before it.
+        """
+        if self.is_writing_paused:
+            return False
+        reader = self._reader
+        while not reader.exchanges:
+            if reader.error is not None:
+                nobody = Exchange(self, "GET", "", Headers([]), is_http10=False, keeps_alive=False)
+                self._refuse(nobody, reader.error)
+                return False
+            if not self._ahead:
+                self._wait_for_head()
+                return False
+            reader.feed(self._ahead.pop(0))
+        current = self._current = reader.exchanges.popleft()
+        self._body_until = self._loop.time() + BODY_SECONDS
+        if current.problem is not None:
+            return True
+        try:
+            self._application.admit(current)
+            current.is_admitted = True
+        except GatewayError as error:
+            current.problem = error
+        else:
+            if not current.is_received and current.expects_continue:
+                self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        return True
+
+    def _wait_for_head(self) -> None:
+        self._resume_reading()
+        now = self._loop.time()
+        if self._reader.is_in_head:
+            self._head_until = min(self._head_until, now + HEAD_SECONDS)
+            self._deadline = self._head_until
+        elif self._head_until != _NEVER or self._body_until != _NEVER:
+            # Behind an answer. On a new connection the first byte has the time of a head.
+            self._head_until = _NEVER
+            self._deadline = now + self._site.keep_alive_seconds
+
+    def _wait_for_body(self, current: Exchange) -> None:
+        self._resume_reading()
+        self._head_until = _NEVER
+        if self._reader.error is not None:
+            self._refuse(current, self._reader.error)
+        elif current.problem is not None and not _may_be_skipped(current):
+            self._refuse(current, current.problem)
+        else:
+            self._deadline = min(self._loop.time() + BODY_IDLE_SECONDS, self._body_until)
+
+    def _start(self, current: Exchange) -> None:
+        self._head_until = self._deadline = _NEVER
+        pieces = current.pieces
+        current.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._task = self._loop.create_task(self._run(current))
+
+    async def _run(self, current: Exchange) -> None:
+        self._is_handling = True
+        try:
+            await self._application.handle(current)
+        except asyncio.CancelledError:
+            if not self.is_closing:
+                self.abort()
+            raise
+        except Exception:
+            logger.exception("a request failed here")
+        self._task, self._is_handling = None, False
+        self._end_turn(current)
+        self._advance()
+
+    def _end_turn(self, current: Exchange) -> None:
+        self._current = None
+        if self.is_closing:
+            return
+        if not current.is_answered:
+            # Broken off: only a broken connection tells a client that its answer is not whole.
+            self.abort()
+        elif not (current.keeps_alive and current.is_received):
+            self._linger()
+
+    def _refuse(self, current: Exchange, error: GatewayError) -> None:
+        self._dismiss(current)
+        self._application.refused(error)
+        if not current.is_received:
+            current.keeps_alive = False
+        answer = error_answer(error)
+        current.send(answer.head.status, answer.head.headers, answer.body)
+        self._end_turn(current)
+
+    def _dismiss(self, current: Exchange) -> None:
+        if current.is_admitted:
+            current.is_admitted = False
+            self._application.dismiss(current)
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def check(self, now: float) -> None:
+        """Ends what takes too long."""
+        if now - self._paused_at > WRITE_SECONDS:
+            self.abort()
+        elif now >= self._deadline:
+            self._deadline = _NEVER
+            self._on_late()
+
+    def _on_late(self) -> None:
+        if self._is_deaf:
+            self.abort()
+        elif self._current is not None:
+            late = GatewayError(408, "body_timeout", "The body stopped, or took too long to come.")
+            self._refuse(self._current, late)
+        elif self._reader.is_in_head:
+            self._reader.error = GatewayError(
+                408, "head_timeout", "The head took too long to come."
+            )
+            self._advance()
+        else:
+            self.close()
+
+    def _linger(self) -> None:
+        """Closes once the client has, or after a while; what it still sends is not looked at."""
+        self._is_deaf = True
+        self._ahead.clear()
+        if not self._transport.can_write_eof():
+            self.close()
+            return
+        self._transport.write_eof()
+        self._resume_reading()
+        self._deadline = self._loop.time() + LINGER_SECONDS
+
+    def _resume_reading(self) -> None:
+        if self._is_reading_paused:
+            self._is_reading_paused = False
+            self._transport.resume_reading()
+
+
+def _may_be_skipped(refused: Exchange) -> bool:
+    """Whether to wait for the rest of a refused request's body, and keep the connection."""
+    return (
+        refused.keeps_alive
+        and not refused.expects_continue
+        and max(refused.content_length or 0, refused.num_body_bytes) <= MAX_SKIPPED_BYTES
+    )

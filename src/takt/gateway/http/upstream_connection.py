@@ -1,0 +1,205 @@
+"""A connection to an upstream: one request at a time, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import httptools
+
+from takt.gateway.http.fields import MAX_HEAD_BYTES, FieldReader, Headers, has_no_body
+from takt.gateway.http.response import BrokenExchangeError, Response
+
+MAX_ANSWER_HEAD_BYTES = 4 * MAX_HEAD_BYTES
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """`on_free` is called when it may carry another request. Everything else closes it: an answer
+    cut off, bytes that nobody asked for, a reader that leaves before the end."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, on_free: Callable[[UpstreamConnection], None]
+    ) -> None:
+        self.is_open = False
+        self.free_since = 0.0
+        self._loop = loop
+        self._on_free = on_free
+        self._parser = httptools.HttpResponseParser(self)
+        self._fields = FieldReader()
+        self._is_in_head = False
+        self._num_head_bytes = 0
+        self._head: asyncio.Future[Response] | None = None
+        """Somebody waits for an answer to begin."""
+        self._response: Response | None = None
+        """The answer that comes now."""
+        self._pieces: list[bytes] = []
+        self._is_bodiless = self._is_until_close = self._is_ended = False
+        self._keeps_alive = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle_seconds = 0.0
+        self._last_at = 0.0
+
+    # -- one request and its answer -----------------------------------------------------------
+
+    async def send(
+        self, request: bytes, *, is_head: bool, response_seconds: float, idle_seconds: float
+    ) -> Response:
+        """The answer's head. `request` is all of it, in bytes; `is_head` if its method is HEAD.
+
+        From here on an answer that does not begin within `response_seconds`, or stands still for
+        `idle_seconds`, is broken. Raises `BrokenExchangeError`: whether the request was executed is
+        not known then.
+        """
+        self._is_bodiless = is_head
+        self._idle_seconds = idle_seconds
+        self._head = self._loop.create_future()
+        self._timer = self._loop.call_later(response_seconds, self._on_no_answer)
+        self._transport.write(request)
+        try:
+            return await self._head
+        except asyncio.CancelledError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """At once, if the connection is still in use; what comes of an answer is then lost."""
+        self._break(BrokenExchangeError("it was given up"))
+
+    def _on_no_answer(self) -> None:
+        self._break(BrokenExchangeError("no answer in time", is_late=True))
+
+    def _watch(self) -> None:
+        """The body stands still for too long, or will be looked at again."""
+        left = self._last_at + self._idle_seconds - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._watch)
+        else:
+            self._break(BrokenExchangeError("the answer stood still", is_late=True))
+
+    # -- the transport ------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1, low=0)
+        self.is_open = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+        if self._response is not None and self._is_until_close and exc is None:
+            self._end(self._response, is_reusable=False)
+        self._break(
+            BrokenExchangeError("the connection was closed" if exc is None else type(exc).__name__)
+        )
+
+    def data_received(self, data: bytes) -> None:
+        if self._head is None and self._response is None:
+            # Nobody asked: it would be taken for the next request's answer.
+            self._break(BrokenExchangeError("bytes came without a request"))
+            return
+        if self._is_in_head:
+            self._num_head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            raise error.__context__ or error from None
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._deliver()
+            self._break(BrokenExchangeError("the answer is not valid HTTP/1.1"))
+            return
+        if self._is_in_head and self._num_head_bytes > MAX_ANSWER_HEAD_BYTES:
+            self._break(BrokenExchangeError("the answer's head is too long"))
+            return
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Passes on what the parser has found."""
+        response = self._response
+        if response is None:
+            return
+        pieces = self._pieces
+        if pieces:
+            self._pieces = []
+            response.take(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._is_ended:
+            self._end(response, is_reusable=self._keeps_alive)
+            return
+        if self._head is not None:
+            # The head has come, and the body not yet all: from now on its pieces are waited for.
+            self._stop_timer()
+            self._timer = self._loop.call_later(self._idle_seconds, self._watch)
+            self._give_head(response)
+        self._last_at = self._loop.time()
+
+    def _give_head(self, response: Response) -> None:
+        head, self._head = self._head, None
+        if head is not None and not head.done():
+            head.set_result(response)
+
+    def _end(self, response: Response, *, is_reusable: bool) -> None:
+        self._stop_timer()
+        self._response = None
+        self._is_ended = False
+        self._give_head(response)
+        response.end()
+        if is_reusable and self.is_open and not self._transport.get_write_buffer_size():
+            self._on_free(self)
+        else:
+            self._hang_up()
+
+    def _break(self, error: BrokenExchangeError) -> None:
+        self._stop_timer()
+        head, self._head = self._head, None
+        response, self._response = self._response, None
+        if head is not None and not head.done():
+            head.set_exception(error)
+        if response is not None:
+            response.fail(error)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._transport.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- what the parser finds ----------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if self._response is not None:
+            # A second answer to one request.
+            self._keeps_alive = False
+        self._is_in_head = True
+        self._num_head_bytes = 0
+        self._fields = FieldReader()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # else it stands behind a chunked body, where it is of no use
+            self._fields.add(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        status = self._parser.get_status_code()
+        if self._response is not None or status < 200:
+            return  # a second answer, or one that only says that the first is to come
+        headers = Headers(self._fields.pairs)
+        self._response = Response(status, headers)
+        self._is_ended = self._is_bodiless or has_no_body(status)
+        # What a parser made for HEAD would know: where this answer ends, and where the next begins.
+        self._keeps_alive = not self._is_bodiless and self._parser.should_keep_alive()
+        coding = headers.get("transfer-encoding", "").lower()
+        self._is_until_close = not (
+            "content-length" in headers or coding.rpartition(",")[2].strip() == "chunked"
+        )
+
+    def on_body(self, data: bytes) -> None:
+        if self._response is not None and not self._is_ended:
+            self._pieces.append(data)
+
+    def on_message_complete(self) -> None:
+        if self._response is not None:
+            self._is_ended = True
