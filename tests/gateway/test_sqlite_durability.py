@@ -66,7 +66,8 @@ def run(disk: Disk, scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def open_store(disk: Disk) -> SqliteStore:
-    return SqliteStore(disk._path, sync=disk.sync)
+    """Its syncs are held up by tests: none of them may be on the event loop's own thread."""
+    return SqliteStore(disk._path, sync=disk.sync, max_inline_sync_seconds=0)
 
 
 async def state_after_power_loss(disk: Disk) -> State:
@@ -226,3 +227,56 @@ def test_scripts_go_on_while_another_process_writes(disk: Disk) -> None:
         await store.close()
 
     run(disk, scenario())
+
+
+def test_a_lone_request_on_a_quick_disk_is_synced_where_it_stands(tmp_path: Path) -> None:
+    """Handing it to a thread takes longer; with others in flight nobody must be held up."""
+    threads: list[str] = []
+
+    def sync(descriptor: int) -> None:
+        threads.append(threading.current_thread().name)
+
+    async def scenario() -> None:
+        store = SqliteStore(tmp_path / "store.db", sync=sync, max_inline_sync_seconds=60)
+        await store.open()
+        for digest in ("first", "alone"):
+            claim = await store.claim(identity(digest), terms())
+            assert isinstance(claim, Claimed)
+            await store.finish(Held(digest, claim.token), success(b"x"))
+        claims = {name: await store.claim(identity(name), terms()) for name in ("one", "two")}
+        for name, claim in claims.items():
+            assert isinstance(claim, Claimed)
+            await store.finish(Held(name, claim.token), success(b"x"))
+        await store.close()
+
+    asyncio.run(scenario())
+    elsewhere = "takt-gateway-sync"
+    here = threading.current_thread().name
+    assert threads == [elsewhere, here, elsewhere, here], "the first tells how quick the disk is"
+
+
+def test_a_sync_that_fails_where_it_stands_fails_the_store(tmp_path: Path) -> None:
+    num_syncs = 0
+
+    def sync(descriptor: int) -> None:
+        nonlocal num_syncs
+        num_syncs += 1
+        if num_syncs > 1:
+            raise OSError(5, "Input/output error")
+
+    async def scenario() -> None:
+        store = SqliteStore(tmp_path / "store.db", sync=sync, max_inline_sync_seconds=60)
+        await store.open()
+        for digest in ("first", "second"):
+            claim = await store.claim(identity(digest), terms())
+            assert isinstance(claim, Claimed)
+            held = Held(digest, claim.token)
+            if digest == "first":
+                await store.finish(held, success(b"x"))
+        with pytest.raises(StoreUnavailableError, match="Input/output error"):
+            await store.finish(held, success(b"x"))
+        with pytest.raises(StoreUnavailableError):
+            await store.claim(identity("third"), terms())
+        await store.close()
+
+    asyncio.run(scenario())

@@ -29,7 +29,7 @@ from takt.gateway.states import (
 from takt.gateway.store import sqlite_scripts as scripts
 from takt.gateway.store.base import Held, Snapshot, StoreUnavailableError
 from takt.gateway.store.sqlite_inline import BUSY, MAX_INLINE_BYTES, InlineConnection
-from takt.gateway.store.sqlite_sync import LogSync, Sync
+from takt.gateway.store.sqlite_sync import MAX_INLINE_SECONDS, LogSync, Sync
 from takt.gateway.store.sqlite_thread import Script, SqliteThread
 from takt.gateway.wall_clock import SystemWallClock, WallClock, boot_id
 
@@ -51,11 +51,15 @@ class SqliteStore:
         clock: Clock | None = None,
         wall_clock: WallClock | None = None,
         sync: Sync = os.fdatasync,
+        max_inline_sync_seconds: float = MAX_INLINE_SECONDS,
     ) -> None:
         self._path = path
         self._clock = clock or MonotonicClock()
         self._wall_clock = wall_clock or SystemWallClock()
         self._sync = sync
+        self._max_inline_sync_seconds = max_inline_sync_seconds
+        self._held: set[Held] = set()
+        """Claims that have not ended here yet."""
         self._boot_id = boot_id()
         self._open: _Open | None = None
 
@@ -65,7 +69,8 @@ class SqliteStore:
             opened.callback(thread.close)
             inline = InlineConnection(self._path)
             opened.callback(inline.close)
-            self._open = _Open(thread, inline, LogSync(self._path, self._sync))
+            log = LogSync(self._path, self._sync, self._max_inline_sync_seconds)
+            self._open = _Open(thread, inline, log)
             opened.pop_all()
 
     async def close(self) -> None:
@@ -85,8 +90,9 @@ class SqliteStore:
         )
         if not isinstance(result, Claimed):
             return result
+        self._held.add(Held(identity.digest, result.token))
         if terms.upstream and (terms.on_unknown is OnUnknown.FAIL or terms.deduplicates):
-            await self._parts.sync.wait()
+            await self._wait_for_disk()
         else:
             # Where an attempt of unknown outcome is made again, one that the disk never heard of is
             # made again too: the claim may go to the disk while the upstream works.
@@ -97,13 +103,16 @@ class SqliteStore:
         result: list[bool] = await self._queue(
             lambda db: scripts.heartbeat(db, self._now(), held, lease_ms)
         )
+        self._held.difference_update(
+            one for one, is_held in zip(held, result, strict=True) if not is_held
+        )
         return result
 
     async def begin_attempt(self, held: Held, upstream: str, deduplicates: bool) -> bool:
         result = await self._write(
             lambda db: scripts.begin_attempt(db, self._now(), held, upstream, deduplicates)
         )
-        await self._parts.sync.wait()
+        await self._wait_for_disk()
         return bool(result)
 
     async def end_attempt(self, held: Held, attempt: Attempt) -> bool:
@@ -127,7 +136,8 @@ class SqliteStore:
             lambda db: scripts.finish(db, self._now(), held, finish),
             inline=num_bytes <= MAX_INLINE_BYTES,
         )
-        await self._parts.sync.wait()
+        await self._wait_for_disk()
+        self._held.discard(held)
         return bool(result)
 
     async def read(self, digest: str, first_chunk: int | None = None) -> Snapshot | None:
@@ -185,6 +195,12 @@ class SqliteStore:
             return await parts.thread.run(script)
         result = parts.inline.run(script)
         return await parts.thread.run(script) if result is BUSY else result
+
+    async def _wait_for_disk(self) -> None:
+        """What was committed is on the disk. A lone request's wait holds up nobody else."""
+        sync = self._parts.sync
+        if len(self._held) > 1 or not sync.sync_inline():
+            await sync.wait()
 
     async def _queue(self, script: Script, *, writes: bool = True) -> Any:
         """Behind what has queued up, in one transaction with it."""

@@ -9,13 +9,16 @@ from pathlib import Path
 from takt.errors import ConfigError
 
 APPLICATION_ID = 0x54414B54
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 BUSY_TIMEOUT_SECONDS = 5.0
 
+# Records and chunks are in the order in which they were made: the pages that a request changes are
+# those that the one before it changed, but for one of the index of digests.
 _TABLES = """
 CREATE TABLE records (
-    digest TEXT PRIMARY KEY,
+    id INTEGER PRIMARY KEY,
+    digest TEXT NOT NULL UNIQUE,
     fingerprint TEXT NOT NULL,
     key TEXT NOT NULL,
     tenant TEXT NOT NULL,
@@ -39,15 +42,15 @@ CREATE TABLE records (
     expires_ms INTEGER NOT NULL,
     head BLOB NOT NULL,
     history BLOB NOT NULL
-) WITHOUT ROWID;
+);
 CREATE INDEX records_expiry ON records (expires_ms);
 CREATE INDEX records_dead ON records (updated_ms) WHERE state = 'dead';
 CREATE TABLE chunks (
-    digest TEXT NOT NULL,
+    record INTEGER NOT NULL,
     position INTEGER NOT NULL,
     data BLOB NOT NULL,
-    PRIMARY KEY (digest, position)
-);
+    PRIMARY KEY (record, position)
+) WITHOUT ROWID;
 CREATE TABLE requests (digest TEXT PRIMARY KEY, data BLOB NOT NULL);
 CREATE TABLE fence (token INTEGER NOT NULL);
 INSERT INTO fence VALUES (0);

@@ -108,20 +108,21 @@ def append(
     first_chunk: int,
     chunks: Sequence[bytes],
 ) -> bool:
-    if not _holds(db, now, held):
+    found = _held(db, now, held)
+    if found is None:
         return False
-    _add_chunks(db, held.digest, first_chunk, chunks)
+    record, _ = found
+    _add_chunks(db, record, first_chunk, chunks)
     db.execute(
-        "UPDATE records SET head = ?, num_chunks = max(num_chunks, ?), updated_ms = ? "
-        "WHERE digest = ?",
-        (encode_head(head), first_chunk + len(chunks), now.wall_ms, held.digest),
+        "UPDATE records SET head = ?, num_chunks = max(num_chunks, ?), updated_ms = ? WHERE id = ?",
+        (encode_head(head), first_chunk + len(chunks), now.wall_ms, record),
     )
     return True
 
 
 def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
-    num_chunks = _num_chunks(db, now, held)
-    if num_chunks is None:
+    found = _held(db, now, held)
+    if found is None:
         row = _row(db, held.digest)
         return (
             row is not None
@@ -129,15 +130,16 @@ def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
             and row["token"] == held.token
             and row["state"] == end.state
         )
+    record, num_chunks = found
     if num_chunks and end.first_chunk == 0:
-        db.execute("DELETE FROM chunks WHERE digest = ?", (held.digest,))
-    _add_chunks(db, held.digest, end.first_chunk, end.chunks)
+        db.execute("DELETE FROM chunks WHERE record = ?", (record,))
+    _add_chunks(db, record, end.first_chunk, end.chunks)
     if end.request is not None:
         db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?)", (held.digest, end.request))
     history = _with_attempt(db, held.digest, end.attempt) if end.attempt else None
     db.execute(
         "UPDATE records SET state = ?, in_flight = 0, head = ?, num_chunks = ?, cause = ?, "
-        "history = coalesce(?, history), updated_ms = ?, expires_ms = ? WHERE digest = ?",
+        "history = coalesce(?, history), updated_ms = ?, expires_ms = ? WHERE id = ?",
         (
             end.state,
             encode_head(end.head),
@@ -146,7 +148,7 @@ def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
             history,
             now.wall_ms,
             now.wall_ms + end.ttl_ms,
-            held.digest,
+            record,
         ),
     )
     return True
@@ -161,8 +163,8 @@ def read(db: sqlite3.Connection, now: Now, digest: str, first_chunk: int | None)
         chunks = tuple(
             bytes(data)
             for (data,) in db.execute(
-                "SELECT data FROM chunks WHERE digest = ? AND position >= ? ORDER BY position",
-                (digest, first_chunk),
+                "SELECT data FROM chunks WHERE record = ? AND position >= ? ORDER BY position",
+                (row["id"], first_chunk),
             )
         )
     return Snapshot(_record(row, now), chunks)
@@ -231,17 +233,17 @@ def _row(db: sqlite3.Connection, digest: str) -> sqlite3.Row | None:
 
 
 def _holds(db: sqlite3.Connection, now: Now, held: Held) -> bool:
-    return _num_chunks(db, now, held) is not None
+    return _held(db, now, held) is not None
 
 
-def _num_chunks(db: sqlite3.Connection, now: Now, held: Held) -> int | None:
-    """Chunks of the answer so far; None if the claim is not held any more."""
-    query = (
-        "SELECT num_chunks FROM records "
-        "WHERE digest = ? AND token = ? AND state = 'processing' AND expires_ms > ?"
-    )
-    row = db.execute(query, (held.digest, held.token, now.wall_ms)).fetchone()
-    return None if row is None else int(row[0])
+def _held(db: sqlite3.Connection, now: Now, held: Held) -> tuple[int, int] | None:
+    """The record's `id` and chunks of its answer so far; None if the claim is not held any more."""
+    found: tuple[int, int] | None = db.execute(
+        "SELECT id, num_chunks FROM records "
+        "WHERE digest = ? AND token = ? AND state = 'processing' AND expires_ms > ?",
+        (held.digest, held.token, now.wall_ms),
+    ).fetchone()
+    return found
 
 
 def _is_lease_alive(row: sqlite3.Row, now: Now) -> bool:
@@ -262,7 +264,7 @@ def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) 
     is_sent = terms.upstream != ""
     db.execute(
         "INSERT INTO records VALUES "
-        "(?,?,?,?,?,?,'processing',?,?,?,?,?,?,?,?,?,0,0,'',?,?,?,x'',x'')",
+        "(NULL,?,?,?,?,?,?,'processing',?,?,?,?,?,?,?,?,?,0,0,'',?,?,?,x'',x'')",
         (
             identity.digest,
             identity.fingerprint,
@@ -347,16 +349,16 @@ def _with_attempt(db: sqlite3.Connection, digest: str, attempt: Attempt) -> byte
 
 
 def _add_chunks(
-    db: sqlite3.Connection, digest: str, first_chunk: int, chunks: Sequence[bytes]
+    db: sqlite3.Connection, record: int, first_chunk: int, chunks: Sequence[bytes]
 ) -> None:
-    db.executemany(
-        "INSERT OR IGNORE INTO chunks VALUES (?, ?, ?)",
-        [(digest, first_chunk + i, data) for i, data in enumerate(chunks)],
-    )
+    for position, data in enumerate(chunks, first_chunk):
+        db.execute("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?)", (record, position, data))
 
 
 def _delete_answer(db: sqlite3.Connection, digest: str) -> None:
-    db.execute("DELETE FROM chunks WHERE digest = ?", (digest,))
+    db.execute(
+        "DELETE FROM chunks WHERE record = (SELECT id FROM records WHERE digest = ?)", (digest,)
+    )
     db.execute("DELETE FROM requests WHERE digest = ?", (digest,))
 
 
