@@ -88,6 +88,8 @@ std::map<std::string, size_t> sizes(const nb::dict& d) {
   return result;
 }
 
+}  // namespace
+
 StepLimits step_limits(const nb::dict& d) {
   const FieldOffset size = field_offset(sizes(d));
   const auto get = [&](const char* name) { return int64_t(size(name)); };
@@ -101,6 +103,8 @@ StepLimits step_limits(const nb::dict& d) {
           .max_num_biases = get("max_num_biases"),
           .max_logprobs = get("max_logprobs")};
 }
+
+namespace {
 
 KVType kv_type(const std::string& name) {
   if (name == "bfloat16") return KVType::kBF16;
@@ -210,6 +214,12 @@ void bind_program(nb::module_& m) {
           "step_input_address"_a, "step_output_address"_a,
           nb::call_guard<nb::gil_scoped_release>())
       .def(
+          "start", [](Program& p, uintptr_t in) { p.start(address(in)); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "finish", [](Program& p, uintptr_t out) { p.finish(address(out)); },
+          nb::call_guard<nb::gil_scoped_release>())
+      .def(
           "begin", [](Program& p, uintptr_t in) { p.begin(address(in)); },
           nb::call_guard<nb::gil_scoped_release>())
       .def("execute", &Program::execute, nb::call_guard<nb::gil_scoped_release>())
@@ -288,6 +298,7 @@ NB_MODULE(_native, m) {
         "CPUs in the affinity mask, or fewer where a cgroup's quota allows fewer.");
 
   bind_links(m);
+  bind_steps(m);
   m.def("logits_block_rows", [](const nb::dict& limits, int64_t vocab_size) {
     return logits_block_rows(step_limits(limits), vocab_size);
   });

@@ -49,15 +49,29 @@ bool Pool::wait_until_free(uint64_t epoch) {
 }
 
 bool Pool::run(Step& step, int first, int end) {
-  if (is_aborted()) return false;
+  open(step, first, end);
+  return join(step, first);
+}
+
+void Pool::open(Step& step, int first, int end) {
   step.control().set_end(end);
-  // The caller needs no invitation: it knows the step. Others may join once the region is open.
-  announcements_.enter(0, step.control().epoch(), first, false);
-  if (!threads_.empty()) {
+  if (!threads_.empty() && !is_aborted()) {
     region_.open(step, step.control().epoch(), first);
     wake_.fetch_add(1, std::memory_order_seq_cst);
     if (num_parked_.load(std::memory_order_seq_cst) > 0) futex_wake_all(wake_);
   }
+  opened_ns_ = now_ns();
+}
+
+// The caller needs no invitation: it knows the step, which does not end without it. Until it has
+// announced itself it touches nothing, like any thread that comes late.
+bool Pool::join(Step& step, int first) {
+  if (is_aborted()) {
+    region_.close();
+    return false;
+  }
+  // What it did meanwhile is not the step's computing.
+  stolen_time_.idle(0).add_spin(now_ns() - opened_ns_);
   PoolWait wait(wait_state_, spin_ns_, stolen_time_.idle(0));
   Walk<RealSync, Step, PoolWait> walk(0, step, step.control(), announcements_, wait);
   const bool done = walk.run(first);
@@ -72,7 +86,7 @@ void Pool::worker(int thread) {
     if (closing_.load(std::memory_order_acquire)) return;
     const uint64_t region = region_.number();
     if (region == region_.kNone || region == done) continue;
-    join(thread, region);
+    enter(thread, region);
     done = region;
   }
 }
@@ -96,7 +110,7 @@ void Pool::park(uint64_t done) {
   num_parked_.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-void Pool::join(int thread, uint64_t region) {
+void Pool::enter(int thread, uint64_t region) {
   int first;
   Step* step = region_.enter(thread, region, announcements_, &first);
   if (step == nullptr) return;

@@ -48,6 +48,10 @@ class Pool {
   // Runs instructions [first, end) of a step whose control was reset with next_epoch(). Threads
   // that fell behind may still be inside when it returns. False if aborted.
   bool run(Step& step, int first, int end);
+  // The same in two parts: the other threads begin, and the caller joins them when it has done
+  // something else. Nothing else may run on the pool in between.
+  void open(Step& step, int first, int end);
+  bool join(Step& step, int first);
 
   // What the threads did and lost to others; the program that runs steps calls begin and end.
   StolenTime& stolen_time() { return stolen_time_; }
@@ -63,13 +67,15 @@ class Pool {
   void worker(int thread);
   bool has_region(uint64_t done) const;
   void park(uint64_t done);
-  void join(int thread, uint64_t region);
+  void enter(int thread, uint64_t region);
 
   const int64_t spin_ns_;
   Announcements<RealSync> announcements_;
   WaitState wait_state_;
   StolenTime stolen_time_;
   uint64_t epoch_ = 0;
+
+  int64_t opened_ns_ = 0;
 
   alignas(64) Region<RealSync, Step> region_;
   alignas(64) std::atomic<uint32_t> wake_{0};  // changes when a region begins

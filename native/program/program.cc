@@ -24,6 +24,7 @@ Program::Program(std::shared_ptr<Pool> pool, std::unique_ptr<ProgramPlan> plan,
 }
 
 Program::~Program() {
+  if (use_) pool_->join(*current_, 0);
   for (const auto& context : contexts_) {
     // An aborted pool's threads leave too, within one tile.
     while (!pool_->is_free(context->control().epoch())) spin_pause();
@@ -34,6 +35,29 @@ void Program::run(const std::byte* step_input, std::byte* step_output) {
   const Pool::Use use(*pool_);
   begin_step(step_input);
   execute_range(0, num_instructions());
+  end_step(step_output);
+}
+
+void Program::start(const std::byte* step_input) {
+  use_.emplace(*pool_);
+  try {
+    begin_step(step_input);
+  } catch (...) {
+    use_.reset();
+    throw;
+  }
+  pool_->open(*current_, 0, num_instructions());
+}
+
+void Program::finish(std::byte* step_output) {
+  if (!use_) throw std::invalid_argument("no step of this program was started");
+  const bool done = pool_->join(*current_, 0);
+  use_.reset();
+  if (!done) {
+    current_ = nullptr;
+    throw std::runtime_error("the thread pool was aborted");
+  }
+  check_links();
   end_step(step_output);
 }
 
@@ -100,6 +124,10 @@ void Program::execute_range(int first, int end) {
     current_ = nullptr;
     throw std::runtime_error("the thread pool was aborted");
   }
+  check_links();
+}
+
+void Program::check_links() {
   for (const Link* link : plan_->links) {
     if (!link->is_aborted()) continue;
     current_ = nullptr;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 #include "pool/pool.h"
 #include "program/step_context.h"
@@ -27,6 +28,12 @@ class Program {
   // and std::runtime_error once the pool was aborted.
   void run(const std::byte* step_input, std::byte* step_output);
 
+  // The same in two parts: after `start` the pool's other threads are at it, and the caller may do
+  // something else before it joins them in `finish`. Both throw what `run` does. A step that was
+  // started and not finished is forgotten by the next.
+  void start(const std::byte* step_input);
+  void finish(std::byte* step_output);
+
   // The same in pieces, for running operators one by one: begin, then execute every range of
   // instructions in order, then end. A step that was begun and not ended is forgotten by the next.
   void begin(const std::byte* step_input);
@@ -42,6 +49,7 @@ class Program {
  private:
   void begin_step(const std::byte* step_input);
   void execute_range(int first, int end);
+  void check_links();
   void end_step(std::byte* step_output);
   StepContext* free_context();
   void write_rows(std::byte* step_output) const;
@@ -52,6 +60,7 @@ class Program {
   std::unique_ptr<ProgramPlan> plan_;
   std::array<std::unique_ptr<StepContext>, kNumContexts> contexts_;
   StepContext* current_ = nullptr;  // between begin and end
+  std::optional<Pool::Use> use_;    // between start and finish
   std::unique_ptr<StepProfile> profile_;
   int64_t start_ns_ = 0;
   size_t header_, token_ids_, logprobs_, ranks_, top_token_ids_, top_logprobs_;

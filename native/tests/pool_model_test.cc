@@ -175,7 +175,6 @@ void runner(Shared& shared, std::vector<std::unique_ptr<Context>>& contexts, int
         -1);
     Context& step = **free;
     step.begin(epoch);
-    shared.announcements.enter(0, epoch, 0, false);
     shared.region.open(step, epoch, 0);
     ModelWalk(0, step, step.control, shared.announcements, wait).run(0);
     shared.region.close();

@@ -133,7 +133,16 @@ std::vector<uint64_t> run_steps(int num_threads, int num_steps, uint64_t laggard
     step->begin(pool.next_epoch());
     for (int r = 0; r < regions_per_step; ++r) {
       const int first = kInstructions * r / regions_per_step;
-      CHECK(pool.run(*step, first, kInstructions * (r + 1) / regions_per_step));
+      const int end = kInstructions * (r + 1) / regions_per_step;
+      if ((s + r) % 2 == 0) {
+        CHECK(pool.run(*step, first, end));
+        continue;
+      }
+      // The caller has something else to do first, for less or more time than the others need.
+      pool.open(*step, first, end);
+      const int64_t until = now_ns() + 1000 * (s % 40);
+      while (now_ns() < until) spin_pause();
+      CHECK(pool.join(*step, first));
     }
     for (int t = 0; t < step->control().num_tiles(kInstructions - 1); ++t) {
       results.push_back(step->read(kInstructions - 1, t));
@@ -170,6 +179,8 @@ void abort_ends_a_run() {
   step.begin(pool.next_epoch());
   pool.abort();
   CHECK(!pool.run(step, 0, kInstructions));
+  pool.open(step, 0, kInstructions);
+  CHECK(!pool.join(step, 0));
   pool.close();
   pool.close();
 }

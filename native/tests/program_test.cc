@@ -193,6 +193,54 @@ void pieces_equal_the_whole() {
   }
 }
 
+bool is_refused(TinyModel& model) {
+  try {
+    model.program->run(model.input.data(), model.output.data());
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+  return false;
+}
+
+void starting_and_finishing_equals_running() {
+  const auto steps = ragged_steps();
+  for (const int threads : {1, 2, 3}) {
+    TinyModel whole(threads), parts(threads);
+    int number = 0;
+    for (const auto& chunks : steps) {
+      const auto expected = whole.step(chunks);
+      parts.fill(chunks);
+      parts.program->start(parts.input.data());
+      // The input was copied, and the pool is taken.
+      parts.input.at<int64_t>("header")[1] = -1;
+      CHECK(is_refused(parts), "a step ran while another one was in progress");
+      // Less or more time than the other threads need.
+      std::this_thread::sleep_for(std::chrono::microseconds(number++ % 4 * 150));
+      parts.program->finish(parts.output.data());
+      CHECK(parts.read_rows() == expected, "with %d threads", threads);
+    }
+  }
+}
+
+void a_step_that_is_not_finished_is_forgotten() {
+  const auto steps = ragged_steps();
+  TinyModel whole(2), parts(2);
+  for (const auto& chunks : steps) {
+    const auto expected = whole.step(chunks);
+    parts.fill(chunks);
+    parts.program->start(parts.input.data());
+    parts.program->start(parts.input.data());
+    parts.program->finish(parts.output.data());
+    CHECK(parts.read_rows() == expected);
+  }
+  try {
+    parts.program->finish(parts.output.data());
+    CHECK(false, "a step was finished twice");
+  } catch (const std::invalid_argument&) {
+  }
+  parts.program->start(parts.input.data());  // and its threads are gone before the model is
+}
+
 void blocks_are_copied_first() {
   TinyModel model(2);
   const auto tokens = some_tokens(30, 4);
@@ -218,6 +266,8 @@ void steps_do_not_allocate() {
     model.fill(chunks);
     g_counting = true;
     model.program->run(model.input.data(), model.output.data());
+    model.program->start(model.input.data());
+    model.program->finish(model.output.data());
     g_counting = false;
   }
   CHECK(g_num_allocations == 0, "%ld allocations", long(g_num_allocations));
@@ -226,15 +276,6 @@ void steps_do_not_allocate() {
   delete kept;
   g_counting = false;
   CHECK(g_num_allocations == 1, "allocations are not counted");
-}
-
-bool is_refused(TinyModel& model) {
-  try {
-    model.program->run(model.input.data(), model.output.data());
-  } catch (const std::invalid_argument&) {
-    return true;
-  }
-  return false;
 }
 
 template <class T>
@@ -293,6 +334,8 @@ int main() {
   chunks_do_not_matter();
   many_tiny_steps_end();
   pieces_equal_the_whole();
+  starting_and_finishing_equals_running();
+  a_step_that_is_not_finished_is_forgotten();
   blocks_are_copied_first();
   steps_do_not_allocate();
   bad_inputs_are_refused();

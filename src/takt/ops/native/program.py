@@ -97,6 +97,27 @@ class NativeProgram:
         except RuntimeError as error:
             raise EngineDeadError(str(error)) from error
 
+    def start(self, step: StepInput) -> None:
+        """Has the pool's other threads begin a step, which `finish` completes; raises as `run`.
+
+        The caller may do something else in between, but nothing with this pool. `step` is copied.
+        """
+        try:
+            self._program.start(step.address)
+        except ValueError as error:
+            raise InvariantError(str(error)) from error
+        except RuntimeError as error:
+            raise EngineDeadError(str(error)) from error
+
+    def finish(self, output: StepOutput) -> None:
+        """Joins the threads in the step that was started, and fills `output` when it is done."""
+        try:
+            self._program.finish(output.address)
+        except ValueError as error:
+            raise InvariantError(str(error)) from error
+        except RuntimeError as error:
+            raise EngineDeadError(str(error)) from error
+
 
 class EagerProgram:
     """Calls `forward` at each step; each operator runs its own instructions at once.
