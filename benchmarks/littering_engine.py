@@ -12,6 +12,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,15 @@ class Littering:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def step(self) -> StepResult:
+    def step(self, on_start: Callable[[], None]) -> StepResult:
         if not self._heap:
             self._heap = [[] for _ in range(NUM_LISTS)]
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PERIOD_S
             if self._flag.exists():
+                on_start()  # what is to be sent is not to wait for it
                 self._collect()
-        return self._core.step()
+        return self._core.step(on_start)
 
     def _collect(self) -> None:
         begin = time.monotonic_ns()

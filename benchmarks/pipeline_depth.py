@@ -136,7 +136,7 @@ def run_trace(core: EngineCore, trace: list[TraceRequest], name: str) -> Run:
             running.add(f"{name}-{index}")
             request.add_to(core, f"{name}-{index}", index)
         result = core.step()
-        for output in result.outputs:
+        for output in result.all_outputs():
             num_new = len(output.token_ids)
             if num_new and output.request_id in running:
                 due[output.request_id] -= num_new

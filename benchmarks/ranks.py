@@ -92,7 +92,7 @@ def of_one_process(core: EngineCore, options: argparse.Namespace, turn: int) -> 
     for request in requests(options, turn):
         core.add(request)
     while core.has_work:
-        for output in core.step().outputs:
+        for output in core.step().all_outputs():
             meter.received(output.request_id, len(output.token_ids))
     return meter.seconds_per_token
 

@@ -91,7 +91,7 @@ def measure(core: EngineCore, num_streams: int, num_steps: int) -> dict[str, lis
     while core.has_work:
         result = core.step()
         begin = time.monotonic_ns()
-        encoder.encode(StepMessage(1, result.outputs, result.stats))
+        encoder.encode(StepMessage(1, result.outputs, result.stats, result.token_ids))
         end = time.monotonic_ns()
         stats = result.stats
         if stats is not None and stats.num_decode_seqs == num_streams:

@@ -12,7 +12,6 @@ from takt.config import CacheOptions, SchedulerOptions
 from takt.kvcache.manager import KVCacheManager
 from takt.kvcache.sizing import blocks_for_tokens
 from takt.scheduler.create import create_scheduler
-from takt.scheduler.output import SampledToken
 from takt.scheduler.request import Request
 from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
 from takt.types.sampling_params import SamplingParams
@@ -83,9 +82,7 @@ def record(
         if output.is_empty:
             continue
         sampled = [
-            SampledToken(item.request, _token(indices[item.request], item.start))
-            for item in output.scheduled
-            if item.samples
+            _token(indices[item.request], item.start) for item in output.scheduled if item.samples
         ]
         events = StepEvents()
         for item in output.scheduled:

@@ -319,7 +319,7 @@ class _Session:
             return False
         with deferred_interrupt():
             result = self._core.step()
-        for output in result.outputs:
+        for output in result.all_outputs():
             run = self._runs.get(output.request_id)
             if run is not None and run.take(output):
                 self._core.abort([output.request_id], output.choice)

@@ -80,7 +80,7 @@ class Collector:
         assert len(core._runner._seats) == core._scheduler.num_running
         if result.stats is not None:
             self.stats.append(result.stats)
-        for output in result.outputs:
+        for output in result.all_outputs():
             collected = self.choices[output.request_id, output.choice]
             assert not collected.outputs or collected.finish_reason is None, "output after the end"
             collected.token_ids += output.token_ids

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fake_model import WINDOW, fake_model
@@ -61,12 +62,13 @@ class Littering:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def step(self) -> StepResult:
+    def step(self, on_start: Callable[[], None]) -> StepResult:
         if not self._heap:
             self._heap = [[] for _ in range(800_000)]
         if next(self._steps) % 30 == 0:
+            on_start()  # what is to be sent is not to wait for it
             gc.collect()
-        return self._core.step()
+        return self._core.step(on_start)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from typing import Any
 
@@ -20,7 +21,7 @@ from fake_model import (
 )
 
 from takt.clock import ManualClock
-from takt.engine.messages import AddRequest, TokenLogprob
+from takt.engine.messages import IN_OUTPUTS, AddRequest, TokenLogprob
 from takt.types.sampling_params import SamplingParams
 
 
@@ -306,3 +307,42 @@ def test_a_seed_is_drawn_for_those_that_give_none() -> None:
     ]
     collector = run_all(core, asked)
     assert len({tuple(collector[each.request_id].token_ids) for each in asked}) == 3
+
+
+def test_plain_steps_bring_one_array_of_tokens_and_leave_no_cycles_behind() -> None:
+    core = make_core()
+    for name in ("a", "b", "c"):
+        core.add(request(name, [1, 2, 3], max_tokens=60, ignore_eos=True))
+    while not (result := core.step()).token_ids:
+        pass
+    batch = result.batch
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(40):
+            result = core.step()
+            assert result.batch is batch
+            assert result.outputs == []
+            assert len(result.token_ids) == 3
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_token_with_more_to_say_is_an_output_and_the_others_stay_plain() -> None:
+    core = make_core()
+    core.add(request("plain", [1, 2], max_tokens=9, ignore_eos=True))
+    core.add(request("scored", [3, 4], max_tokens=9, logprobs=1, ignore_eos=True))
+    core.add(request("short", [5, 6], max_tokens=3, ignore_eos=True))
+    core.step()
+    first, second = core.step(), core.step()
+    names = [r.request_id for r in first.batch.requests] if first.batch else []
+    assert names == ["plain", "scored", "short"]
+    assert [token == IN_OUTPUTS for token in first.token_ids] == [False, True, False]
+    assert [output.request_id for output in first.outputs] == ["scored"]
+    assert [token == IN_OUTPUTS for token in second.token_ids] == [False, True, True]
+    assert [(o.request_id, o.finish_reason) for o in second.outputs] == [
+        ("scored", None),
+        ("short", "length"),
+    ]
+    assert [len(output.token_ids) for output in first.all_outputs()] == [1, 1, 1]

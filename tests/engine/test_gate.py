@@ -12,7 +12,6 @@ from takt.errors import InvalidRequestError, OverloadedError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.create import create_scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
-from takt.scheduler.output import SampledToken
 from takt.scheduler.pace import PaceScheduler
 from takt.scheduler.request import Request
 from takt.scheduler.slo import SLO
@@ -100,7 +99,7 @@ class Served:
         for item in output.scheduled:
             if item.samples:
                 self.first_token_ns.setdefault(item.request.request_id, self.clock.now_ns())
-        sampled = [SampledToken(i.request, 2) for i in output.scheduled if i.samples]
+        sampled = [2] * output.num_sampled
         for ended in self.scheduler.update(output, sampled):
             self.gate.ended(ended.request.request_id)
             self.num_outstanding -= 1

@@ -11,7 +11,7 @@ from kv_memory import KVMemory, check_conservation, kv_spec
 from takt.config import CacheOptions, SchedulerOptions
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.create import create_scheduler
-from takt.scheduler.output import FinishedRequest, SampledToken, SchedulerOutput
+from takt.scheduler.output import FinishedRequest, SchedulerOutput
 from takt.scheduler.request import Request
 from takt.scheduler.slo import NO_SLO, SLO
 from takt.scheduler.step_time import StepFeatures
@@ -110,7 +110,7 @@ class ScheduleRunner:
         )
         self.max_steps_in_flight = max_steps_in_flight
         self.max_num_rows = max_num_rows or 10**9
-        self.in_flight: deque[tuple[SchedulerOutput, list[SampledToken], set]] = deque()
+        self.in_flight: deque[tuple[SchedulerOutput, list[int], set]] = deque()
         self.finished: dict[tuple[str, int], FinishedRequest] = {}
         self.aborted: dict[tuple[str, int], Request] = {}
         self.first_scheduled: list[Request] = []
@@ -183,7 +183,7 @@ class ScheduleRunner:
         return self.finished[name, choice].request.output_token_ids
 
     # -- a step -------------------------------------------------------------------------------
-    def _run(self, output: SchedulerOutput) -> tuple[list[SampledToken], set]:
+    def _run(self, output: SchedulerOutput) -> tuple[list[int], set]:
         self._memory.copy_blocks(output.block_copies)
         in_flight = {block: owner for _, _, written in self.in_flight for block, owner in written}
         written: set[tuple[Any, str]] = set()
@@ -210,7 +210,7 @@ class ScheduleRunner:
                 for one in (request, *item.forks):
                     token = next_token(one.cache_salt, one.choice, tokens)
                     self._texts[one] = [*tokens, token]
-                    sampled.append(SampledToken(one, token))
+                    sampled.append(token)
         return sampled, written
 
     def _check_limits(self, output: SchedulerOutput) -> None:

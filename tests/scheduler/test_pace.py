@@ -13,7 +13,7 @@ from kv_memory import kv_spec
 from takt.errors import InvalidRequestError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.limits import SchedulerLimits
-from takt.scheduler.output import SampledToken, SchedulerOutput
+from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.pace import HEADROOM, PATIENCE_STEPS, PaceScheduler
 from takt.scheduler.request import Request
 from takt.scheduler.slo import NO_SLO, SLO
@@ -101,7 +101,7 @@ class PaceRunner:
                     self.gaps_ns.append(self.now_ns - self._last_ns[name])
                 self.first_token_ns.setdefault(name, self.now_ns)
                 self._last_ns[name] = self.now_ns
-        sampled = [SampledToken(i.request, 2) for i in output.scheduled if i.samples]
+        sampled = [2] * output.num_sampled
         self.scheduler.update(output, sampled)
         self.scheduler.observe(features, duration, self.now_ns)
         self.log.append(words(output))

@@ -12,7 +12,6 @@ from takt.config import CacheOptions, SchedulerOptions
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.create import create_scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
-from takt.scheduler.output import SampledToken
 from takt.scheduler.request import Request
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
@@ -65,7 +64,7 @@ def _run(num_steps: int, num_prompts: int, max_seqs: int, itl_ms: float) -> list
         begin = time.perf_counter_ns()
         output = scheduler.schedule(now_ns)
         scheduled = time.perf_counter_ns()
-        sampled = [SampledToken(i.request, 5) for i in output.scheduled if i.samples]
+        sampled = [5] * output.num_sampled
         resumed = time.perf_counter_ns()
         scheduler.update(output, sampled)
         end = time.perf_counter_ns()

@@ -33,7 +33,7 @@ class BatchFiller:
         self._limits = limits
         self._blocks = BlockFiller(tables, block_size)
         self._seats = seats
-        self._steady = SteadyDecoder(self._blocks, seats, block_size)
+        self._steady = SteadyDecoder(limits, self._blocks, seats)
         self._runs_ahead = runs_ahead
         self._ramp = np.arange(limits.max_num_tokens + 1, dtype=np.int64)
         self._num_scored: dict[Request, int] = {}
@@ -54,8 +54,10 @@ class BatchFiller:
     def _fill_whole(self, scheduled: SchedulerOutput, buffer: StepBuffer) -> FilledStep:
         filled = FilledStep(scheduled)
         rows = _Rows()
-        token_ids = self._collect(filled, rows)
-        self._fill_tokens(buffer, filled, token_ids)
+        starts = scheduled.batch.starts(scheduled.batch_step)
+        token_ids = self._collect_decodes(filled, rows, starts)
+        self._collect_prompts(filled, rows, token_ids)
+        self._fill_tokens(buffer, filled, token_ids, starts)
         self._fill_rows(buffer, filled, rows)
         views, copies = buffer.step.views, scheduled.block_copies
         if copies:
@@ -63,7 +65,7 @@ class BatchFiller:
         views["header"][:5] = (
             scheduled.step_id,
             scheduled.total_num_scheduled_tokens,
-            len(scheduled.scheduled),
+            scheduled.num_seqs,
             filled.num_rows,
             len(copies),
         )
@@ -71,81 +73,95 @@ class BatchFiller:
 
     # -- tokens and blocks --------------------------------------------------------------------
 
-    def _collect(self, filled: FilledStep, rows: _Rows) -> list[int]:
-        """Gives each sequence a seat and its rows; returns the token ids of the step."""
-        seat_of, step_id = self._seats.seat_of, filled.scheduled.step_id
+    def _collect_decodes(self, filled: FilledStep, rows: _Rows, starts: list[int]) -> list[int]:
+        """A token and a row of each; sequences, tokens and rows have equal numbers."""
+        requests = filled.scheduled.batch.requests
+        seats = [self._seat(request, filled) for request in requests]
+        filled.sampled += requests
+        filled.wants_logprobs = any([r.sampling.logprobs is not None for r in requests])
+        rows.begin(seats, [start + 1 for start in starts])
+        if not self._runs_ahead:
+            return [r.token_ids[start] for r, start in zip(requests, starts, strict=True)]
+        step_id = filled.scheduled.step_id
         token_ids: list[int] = []
-        for item in filled.scheduled.scheduled:
+        for request, start, seat in zip(requests, starts, seats, strict=True):
+            self._append_tokens(token_ids, request, (start, start + 1), seat, step_id)
+        return token_ids
+
+    def _collect_prompts(self, filled: FilledStep, rows: _Rows, token_ids: list[int]) -> None:
+        """Appends the tokens of the other sequences, and gives them their rows."""
+        step_id = filled.scheduled.step_id
+        sampled_rows = list(range(len(token_ids)))
+        for item in filled.scheduled.prompts:
             request = item.request
-            seat = seat_of.get(request)
-            if seat is None:
-                seat = self._seats.take(request)
-                filled.newly_seated.append(request)
-            query_start = len(token_ids)
-            self._append_tokens(token_ids, item, seat, step_id)
+            seat = self._seat(request, filled)
+            query_start, end = len(token_ids), item.start + item.num_tokens
+            self._append_tokens(token_ids, request, (item.start, end), seat, step_id)
             if request.sampling.prompt_logprobs is not None:
                 self._add_scored(item, seat, query_start, filled, rows)
             if item.samples:
-                position = item.start + item.num_tokens
                 filled.sampled.append(request)
-                filled.sampled_rows.append(rows.add(len(token_ids) - 1, seat, position))
+                sampled_rows.append(rows.add(len(token_ids) - 1, seat, end))
                 if request.sampling.logprobs is not None:
                     filled.wants_logprobs = True
                 for fork in item.forks:
                     # From the same hidden state as its parent.
                     seat = self._seats.take(fork)
                     filled.sampled.append(fork)
-                    filled.sampled_rows.append(rows.add(len(token_ids) - 1, seat, position))
-        return token_ids
+                    sampled_rows.append(rows.add(len(token_ids) - 1, seat, end))
+        filled.sampled_rows = sampled_rows
 
-    def _fill_tokens(self, buffer: StepBuffer, filled: FilledStep, token_ids: list[int]) -> None:
-        views, items = buffer.step.views, filled.scheduled.scheduled
-        num_seqs, num_tokens = len(items), len(token_ids)
+    def _seat(self, request: Request, filled: FilledStep) -> int:
+        seat = self._seats.seat_of.get(request)
+        if seat is None:
+            seat = self._seats.take(request)
+            filled.newly_seated.append(request)
+        return seat
+
+    def _fill_tokens(
+        self, buffer: StepBuffer, filled: FilledStep, token_ids: list[int], starts: list[int]
+    ) -> None:
+        views, scheduled = buffer.step.views, filled.scheduled
+        prompts, num_seqs, num_tokens = scheduled.prompts, scheduled.num_seqs, len(token_ids)
         views["token_ids"][:num_tokens] = token_ids
-        starts = np.array([item.start for item in items], dtype=np.int64)
-        table_rows = self._blocks.rows([item.request for item in items])
+        requests = [*scheduled.batch.requests, *[item.request for item in prompts]]
+        first = np.array([*starts, *[item.start for item in prompts]], dtype=np.int64)
+        table_rows = self._blocks.rows(requests)
         if num_tokens == num_seqs:  # one token each
             views["query_start"][: num_seqs + 1] = self._ramp[: num_seqs + 1]
-            views["positions"][:num_seqs] = starts
-            ends, token_rows = starts + 1, table_rows
+            views["positions"][:num_seqs] = first
+            ends, token_rows = first + 1, table_rows
             filled.num_kv_tokens_read = filled.num_qk_pairs = int(ends.sum())
-            num_decodes = num_tokens - filled.scheduled.num_prefill_tokens
-            filled.num_decode_kv_tokens = int(ends[:num_decodes].sum())
         else:
-            lengths = np.array([item.num_tokens for item in items], dtype=np.int64)
+            lengths = np.ones(num_seqs, dtype=np.int64)
+            lengths[len(starts) :] = [item.num_tokens for item in prompts]
             query_start = np.zeros(num_seqs + 1, dtype=np.int64)
             np.cumsum(lengths, out=query_start[1:])
             views["query_start"][: num_seqs + 1] = query_start
-            shifts = np.repeat(starts - query_start[:-1], lengths)
+            shifts = np.repeat(first - query_start[:-1], lengths)
             views["positions"][:num_tokens] = self._ramp[:num_tokens] + shifts
-            ends, token_rows = starts + lengths, np.repeat(table_rows, lengths)
+            ends, token_rows = first + lengths, np.repeat(table_rows, lengths)
             filled.num_kv_tokens_read = int(ends.sum())
             # The query at position p reads p + 1 keys.
-            filled.num_qk_pairs = int((lengths * (starts + ends + 1)).sum()) // 2
-            # Decodes come first, one token each.
-            num_decodes = num_tokens - filled.scheduled.num_prefill_tokens
-            filled.num_decode_kv_tokens = int(ends[:num_decodes].sum())
+            filled.num_qk_pairs = int((lengths * (first + ends + 1)).sum()) // 2
         views["seq_lens"][:num_seqs] = ends
         self._blocks.fill(buffer, table_rows, token_rows, int(ends.max()))
 
     def _append_tokens(
-        self, token_ids: list[int], item: ScheduledRequest, seat: int, step_id: int
+        self, token_ids: list[int], request: Request, span: tuple[int, int], seat: int, step_id: int
     ) -> None:
-        known, start = item.request.token_ids, item.start
-        end = start + item.num_tokens
+        """Tokens of a sequence from `span[0]` up to `span[1]`."""
+        known, (start, end) = request.token_ids, span
         if end <= len(known):
-            if item.num_tokens == 1:
-                token_ids.append(known[start])
-            else:
-                token_ids += known[start:end]
+            token_ids += known[start:end]
             return
         # The newest token alone may be on its way: a step computes one token of such a sequence.
         before = known[start : end - 1]
         sampled_in, row = self._seats.last_row[seat]
         steps_back = step_id - sampled_in
-        if sampled_in < 0 or len(before) != item.num_tokens - 1:
+        if sampled_in < 0 or len(before) != end - start - 1:
             raise InvariantError(
-                f"{item.request.request_id}: tokens {start} to {end} are scheduled, "
+                f"{request.request_id}: tokens {start} to {end} are scheduled, "
                 f"{len(known)} are known"
             )
         token_ids += before
@@ -247,6 +263,12 @@ class _Rows:
         self.tokens: list[int] = []
         self.seats: list[int] = []
         self.positions: list[int] = []
+
+    def begin(self, seats: list[int], positions: list[int]) -> None:
+        """Takes the rows of decodes, whose tokens have the same numbers."""
+        self.tokens = list(range(len(seats)))
+        self.seats = seats
+        self.positions = positions
 
     def add(self, token: int, seat: int, position: int) -> int:
         """Returns the number of the row."""

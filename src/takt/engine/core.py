@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from takt.clock import Clock
 from takt.engine.messages import (
+    IN_OUTPUTS,
     AddRequest,
     PipelineInfo,
     RequestOutput,
@@ -16,9 +17,11 @@ from takt.engine.messages import (
 from takt.engine.requests import RequestRules
 from takt.engine.runner import Runner, StepTokens
 from takt.engine.sizing import EngineSizes
+from takt.engine.step_buffer import FilledStep
 from takt.errors import InvalidRequestError, InvariantError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
+from takt.scheduler.decode_batch import DecodeBatch
 from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.load_snapshot import LoadSnapshot
 from takt.scheduler.output import FinishedRequest, SchedulerOutput
@@ -32,10 +35,30 @@ _STEPS_PER_LOAD = 64
 
 @dataclass(slots=True)
 class StepResult:
-    """`stats` is None if no step was completed: outputs of aborts and refusals alone."""
+    """What a step brought. `stats` is None if none was completed: aborts and refusals alone."""
 
     outputs: list[RequestOutput]
+    """All but plain tokens."""
     stats: StepStats | None
+    batch: DecodeBatch | None = None
+    """The sequences that decoded, if any did."""
+    token_ids: Sequence[int] = ()
+    """The token of each of them; `IN_OUTPUTS` where there is more to say, or nobody to hear it."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nobody got a first or a last token, and nobody waits."""
+        return not self.outputs and self.stats is not None and self.stats.num_waiting == 0
+
+    def all_outputs(self) -> list[RequestOutput]:
+        """The plain tokens too, as outputs."""
+        if self.batch is None:
+            return self.outputs
+        return [
+            RequestOutput(request.request_id, request.choice, [token_id])
+            for request, token_id in zip(self.batch.requests, self.token_ids, strict=True)
+            if token_id != IN_OUTPUTS
+        ] + self.outputs
 
 
 class EngineCore:
@@ -141,8 +164,11 @@ class EngineCore:
         """Has the next step copy unused prefixes to host memory, but for the share used last."""
         self._kv.offload_cold(hot_share)
 
-    def step(self) -> StepResult:
-        """Starts as many steps as may be in flight, completes the oldest, and reports it."""
+    def step(self, on_start: Callable[[], None] | None = None) -> StepResult:
+        """Starts as many steps as may be in flight, completes the oldest, and reports it.
+
+        `on_start` is called once they have started: what it does takes time of this thread alone.
+        """
         scheduler, runner = self._scheduler, self._runner
         while scheduler.has_work and runner.can_submit and runner.num_in_flight < scheduler.depth:
             start_ns = self._clock.now_ns()
@@ -156,17 +182,18 @@ class EngineCore:
             if scheduler.has_work:
                 raise InvariantError("requests wait, nothing runs, and nothing was scheduled")
             return StepResult(self._take_outputs(), None)
+        if on_start is not None:
+            on_start()
         tokens = runner.wait()
         outputs = self._take_outputs()
-        finished = self._update(tokens, outputs)
-        for end in finished:
-            runner.release(end.request)
+        token_ids = self._update(tokens, outputs)
         after_idle = self._was_idle
         stats = self._stats(tokens)
         self._learn(stats)
         if self._depth is not None:
             self._tune(self._depth, stats, after_idle=after_idle)
-        return StepResult(outputs, stats)
+        batch = tokens.filled.scheduled.batch
+        return StepResult(outputs, stats, batch if batch.requests else None, token_ids)
 
     def load(self) -> LoadSnapshot | None:
         """What admission goes by; None where no targets are kept."""
@@ -184,43 +211,71 @@ class EngineCore:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _update(self, tokens: StepTokens, outputs: list[RequestOutput]) -> list[FinishedRequest]:
-        """Tells the scheduler what the step returned and appends an output for each sequence."""
-        scheduled = tokens.filled.scheduled
-        finished = self._scheduler.update(scheduled, tokens.sampled)
-        over = RequestStatus.FINISHED
-        if not scheduled.num_prefill_tokens and not finished and tokens.logprobs is None:
-            # Nearly all steps: a token for each sequence that goes on, and none is its first.
-            outputs += [
-                RequestOutput(request.request_id, request.choice, [sampled.token_id])
-                for sampled in tokens.sampled
-                if (request := sampled.request).status is not over
-            ]
-            return finished
+    def _update(self, tokens: StepTokens, outputs: list[RequestOutput]) -> list[int]:
+        """Tells the scheduler what the step returned, appends what is not a plain token of a decode
+        to `outputs`, and returns the tokens of the decodes."""
+        scheduler, scheduled = self._scheduler, tokens.filled.scheduled
+        token_ids, num_decodes = tokens.token_ids, scheduled.num_decodes
+        # Otherwise somebody has joined or left: who was aborted meanwhile is looked for.
+        is_plain = scheduled.batch is scheduler.decode_batch and tokens.logprobs is None
+        finished = scheduler.update(scheduled, token_ids)
+        if is_plain and not finished and not scheduled.prompts:
+            return token_ids  # nearly all steps
         ends = {end.request: end for end in finished}
-        scores = tokens.prompt_logprobs
-        logprobs = tokens.logprobs or [None] * len(tokens.sampled)
-        for sampled, logprob in zip(tokens.sampled, logprobs, strict=True):
-            request = sampled.request
+        decoded = token_ids[:num_decodes]
+        if not is_plain or finished:
+            self._output_decodes(tokens, decoded, ends, outputs)
+        if scheduled.prompts:
+            self._output_prompts(tokens, num_decodes, ends, outputs)
+        for end in finished:
+            self._runner.release(end.request)
+        return decoded
+
+    def _output_decodes(
+        self,
+        tokens: StepTokens,
+        decoded: list[int],
+        ends: dict[Request, FinishedRequest],
+        outputs: list[RequestOutput],
+    ) -> None:
+        """Outputs for decodes that ended or ask for logprobs, whose tokens it marks."""
+        over = RequestStatus.FINISHED
+        logprobs = tokens.logprobs or [None] * len(decoded)
+        requests = tokens.filled.scheduled.batch.requests
+        for row, (request, logprob) in enumerate(zip(requests, logprobs, strict=False)):
             end = ends.pop(request, None)
+            if end is not None or logprob is not None:
+                if end is not None or request.status is not over:
+                    scores = None if logprob is None else [logprob]
+                    outputs.append(_output(request, [decoded[row]], scores, None, end))
+                decoded[row] = IN_OUTPUTS
+            elif request.status is over:
+                decoded[row] = IN_OUTPUTS  # it ended while the step was in flight
+
+    def _output_prompts(
+        self,
+        tokens: StepTokens,
+        first_row: int,
+        ends: dict[Request, FinishedRequest],
+        outputs: list[RequestOutput],
+    ) -> None:
+        """Outputs of all but the decodes: first tokens, scores of prompts, ends without a token."""
+        over = RequestStatus.FINISHED
+        scores, sampled = tokens.prompt_logprobs, tokens.filled.sampled
+        for row in range(first_row, len(sampled)):
+            request = sampled[row]
+            end, entries = ends.pop(request, None), scores.pop(request, None)
             # A token of a request that ended while the step was in flight goes to no one.
             if end is not None or request.status is not over:
-                outputs.append(
-                    _output(
-                        request,
-                        [sampled.token_id],
-                        None if logprob is None else [logprob],
-                        scores.pop(request, None),
-                        end,
-                    )
-                )
+                logprob = None if tokens.logprobs is None else tokens.logprobs[row]
+                logprobs = None if logprob is None else [logprob]
+                outputs.append(_output(request, [tokens.token_ids[row]], logprobs, entries, end))
         # What is left computed a part of a prompt, or scored one without sampling.
         for request, entries in scores.items():
             if request in ends or request.status is not over:
                 outputs.append(_output(request, [], None, entries, ends.pop(request, None)))
         for request, end in ends.items():
             outputs.append(_output(request, [], None, None, end))
-        return finished
 
     def _learn(self, stats: StepStats) -> None:
         """Notes what was predicted of the step, and then learns from it."""
@@ -233,9 +288,8 @@ class EngineCore:
         duration_ns = stats.update_end_ns - stats.schedule_start_ns
         learned = self._step_time
         if learned is not None:
-            stats.predicted_ns = round(learned.predict_ns(features))
-            stats.predicted_p99_ns = round(learned.p99_ns(features))
-            learned.observe(features, duration_ns)
+            predicted_ns, p99_ns = learned.observe(features, duration_ns)
+            stats.predicted_ns, stats.predicted_p99_ns = round(predicted_ns), round(p99_ns)
         self._scheduler.observe(features, duration_ns, stats.update_end_ns)
         # A model changes slowly; only refusals need the load of each step.
         if self._refuses or stats.step_id % _STEPS_PER_LOAD == 0:
@@ -267,7 +321,7 @@ class EngineCore:
             run_start_ns=tokens.run_start_ns,
             run_end_ns=tokens.run_end_ns,
             update_end_ns=self._clock.now_ns(),
-            num_decode_seqs=(scheduled.total_num_scheduled_tokens - scheduled.num_prefill_tokens),
+            num_decode_seqs=scheduled.num_decodes,
             num_prefill_tokens=scheduled.num_prefill_tokens,
             num_kv_tokens_read=filled.num_kv_tokens_read,
             num_qk_pairs=filled.num_qk_pairs,
@@ -279,22 +333,19 @@ class EngineCore:
             prefix_cache_queries=queries - self._prefix_cache_queries,
             prefix_cache_hits=hits - self._prefix_cache_hits,
             num_preempted=len(scheduled.preempted),
-            queue_times_ns=[
-                schedule_start_ns - request.arrival_ns
-                for request in filled.newly_seated
-                if request.first_scheduled_ns == schedule_start_ns
-            ],
+            queue_times_ns=_queue_times_ns(filled, schedule_start_ns) if scheduled.prompts else [],
             num_redone_tiles=tokens.num_redone_tiles,
-            num_decode_kv_tokens=filled.num_decode_kv_tokens,
+            num_decode_kv_tokens=scheduled.num_decode_kv_tokens,
             stolen_run_ns=tokens.stolen_run_ns,
             stolen_host_ns=0 if self._was_idle else tokens.stolen_host_ns,
             gc_ns=0 if self._was_idle else new_gc_ns,
             pipeline_depth=scheduler.depth,
-            preempted_ids=[request.request_id for request in scheduled.preempted],
             computed_ns=tokens.computed_ns,
             kv_fullest_share=self._kv.fullest_share,
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
+        if scheduled.preempted:
+            stats.preempted_ids = [request.request_id for request in scheduled.preempted]
         host = self._kv.host
         if host is not None:
             stats.num_offloaded_blocks = host.num_offloaded_blocks - self._num_offloaded_blocks
@@ -303,6 +354,14 @@ class EngineCore:
             self._num_restored_blocks = host.num_restored_blocks
         self._was_idle = False
         return stats
+
+
+def _queue_times_ns(filled: FilledStep, start_ns: int) -> list[int]:
+    return [
+        start_ns - request.arrival_ns
+        for request in filled.newly_seated
+        if request.first_scheduled_ns == start_ns
+    ]
 
 
 def _output(

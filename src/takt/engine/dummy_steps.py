@@ -11,8 +11,10 @@ from takt.clock import Clock
 from takt.engine.executor import Executor
 from takt.engine.runner import Runner
 from takt.engine.sizing import EngineSizes
+from takt.errors import InvariantError
 from takt.kvcache.block_tables import NO_BLOCK
 from takt.scheduler.calibration_steps import DummyStep
+from takt.scheduler.decode_batch import DecodeBatch
 from takt.scheduler.output import ScheduledRequest, SchedulerOutput
 from takt.scheduler.request import Request
 from takt.types.sampling_params import SamplingParams
@@ -39,6 +41,10 @@ class _DummyTables:
         blocks = [-(-end // self._block_size) for end in ends]
         self._ends = ends
         self._first_blocks = np.cumsum([0, *blocks[:-1]], dtype=np.int64)
+
+    @property
+    def tables(self) -> npt.NDArray[np.int32]:
+        raise InvariantError("a dummy step goes on from no other")
 
     def rows(self, seqs: Sequence[Request]) -> npt.NDArray[np.int64]:
         return np.arange(len(seqs), dtype=np.int64)
@@ -77,17 +83,25 @@ class DummySteps:
         """Nanoseconds from the filling of the step's input to the reading of its output."""
         decode = [(shape.context - 1, 1)] * shape.num_decode_seqs
         prefill = [(shape.prefill_start, shape.num_prefill_tokens)] * (shape.num_prefill_tokens > 0)
-        items = [
-            _item(f"{self._num_steps}-{i}", start, count, samples=i < len(decode))
-            for i, (start, count) in enumerate([*decode, *prefill])
+        spans = [*decode, *prefill]
+        requests = [
+            _request(f"{self._num_steps}-{i}", start + count)
+            for i, (start, count) in enumerate(spans)
         ]
-        self._tables.place([item.start + item.num_tokens for item in items])
+        decoding, computing = requests[: len(decode)], requests[len(decode) :]
+        self._tables.place([start + count for start, count in spans])
         step = SchedulerOutput(
             step_id=self._num_steps,
-            scheduled=items,
-            block_copies=[],
-            total_num_scheduled_tokens=shape.num_tokens,
+            batch=DecodeBatch(decoding, [start for start, _ in decode]),
+            batch_step=0,
+            begins_block=True,
+            num_decode_kv_tokens=shape.context * len(decode),
+            prompts=[
+                ScheduledRequest(request, *span, samples=False)
+                for request, span in zip(computing, prefill, strict=True)
+            ],
             num_prefill_tokens=shape.num_prefill_tokens,
+            block_copies=[],
             preempted=[],
         )
         self._num_steps += 1
@@ -95,19 +109,17 @@ class DummySteps:
         self._runner.submit(step)
         self._runner.wait()
         end_ns = self._clock.now_ns()
-        for item in items:
-            self._runner.release(item.request)
+        for request in requests:
+            self._runner.release(request)
         return max(end_ns - start_ns, 1)
 
 
-def _item(name: str, start: int, num_tokens: int, *, samples: bool) -> ScheduledRequest:
-    tokens = [_TOKEN_ID] * (start + num_tokens)
-    request = Request(
+def _request(name: str, num_tokens: int) -> Request:
+    return Request(
         request_id=name,
-        prompt_token_ids=tokens,
+        prompt_token_ids=[_TOKEN_ID] * num_tokens,
         sampling=SamplingParams(),
         max_tokens=1,
         stop_token_ids=frozenset(),
         arrival_ns=0,
     )
-    return ScheduledRequest(request, start, num_tokens, samples)

@@ -41,6 +41,11 @@ class GarbageCollector:
         gc.enable()
         gc.unfreeze()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether there is so much that is young that `between_steps` would collect."""
+        return gc.get_count()[0] >= YOUNG_OBJECTS
+
     def between_steps(self) -> None:
         """Collects what is young, if there is much of it: tens of microseconds, now and then."""
         young, middle, old = gc.get_count()

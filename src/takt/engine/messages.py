@@ -5,6 +5,8 @@ One `StepMessage` leaves the engine per step, whatever the number of requests in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from takt.scheduler.load_snapshot import LoadSnapshot
@@ -139,10 +141,19 @@ class StepStats(msgspec.Struct, array_like=True):
     num_restored_blocks: int = 0
 
 
-class StepMessage(msgspec.Struct, tag="step"):
+IN_OUTPUTS = -1
+"""Stands for a decode's token that comes as an output, or that nobody waits for any more."""
+
+
+class StepMessage(msgspec.Struct, tag="step", omit_defaults=True):
+    """What a step brought: a plain token of each decode in order, and all else as outputs."""
+
     epoch: int
     outputs: list[RequestOutput]
     stats: StepStats | None
+    token_ids: Sequence[int] = ()
+    members: list[tuple[str, int]] | None = None
+    """Request and choice of each of `token_ids`; None: those of the message before."""
 
 
 class PipelineInfo(msgspec.Struct, frozen=True):

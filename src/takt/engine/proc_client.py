@@ -265,7 +265,9 @@ class ProcessEngineClient:
             case StepMessage(outputs=outputs, stats=stats):
                 if stats is not None:
                     stats.step_id += self._share.first_step_id
-                self._streams.dispatch(outputs, -1 if stats is None else stats.step_id)
+                step_id = -1 if stats is None else stats.step_id
+                self._streams.dispatch(outputs, step_id)
+                self._streams.dispatch_tokens(event.members, event.token_ids, step_id)
                 self._note_idle()
                 if stats is not None:
                     self._gate.take(stats.load)

@@ -19,7 +19,7 @@ import zmq
 
 from takt.clock import Clock, MonotonicClock
 from takt.config import EngineConfig
-from takt.engine.core import EngineCore
+from takt.engine.core import EngineCore, StepResult
 from takt.engine.garbage import GarbageCollector
 from takt.engine.messages import (
     AbortRequests,
@@ -44,6 +44,7 @@ from takt.engine.wire import (
     pair_socket,
 )
 from takt.errors import EngineDeadError, TaktError
+from takt.scheduler.decode_batch import DecodeBatch
 
 _log = logging.getLogger("takt.engine")
 
@@ -72,6 +73,9 @@ class EngineProcess:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = command_decoder()
         self._stopping = False
+        self._unsent: StepResult | None = None
+        self._told: DecodeBatch | None = None
+        """The batch whose members the client knows."""
         self.collector = GarbageCollector(clock)
 
     def send(self, event: EngineEvent) -> None:
@@ -86,19 +90,46 @@ class EngineProcess:
         for sentinel in core.sentinels:
             poller.register(sentinel, zmq.POLLIN)
         try:
-            while not self._stopping and os.getppid() == parent_pid:
-                if not core.has_work:
+            while not self._stopping:
+                if not core.has_work:  # while there is some, the kernel ends us with the parent
+                    self._send_result()
                     ready = self._wait(poller)
+                    if parent_fd in ready:
+                        return
                     if any(sentinel in ready for sentinel in core.sentinels):
                         raise EngineDeadError("a rank has ended")
                 self._take_commands(core)
                 if core.has_work and not self._stopping:
-                    result = core.step()
-                    self.send(StepMessage(self._epoch, result.outputs, result.stats))
-                    self.collector.between_steps()
+                    self._unsent = core.step(self._send_result)
+                    if not self._unsent.is_plain:
+                        self._send_result()
+                    if self.collector.is_due:
+                        self._send_result()
+                        self.collector.between_steps()
         finally:
+            self._send_result()
             os.close(parent_fd)
             self.collector.stop()
+
+    def _send_result(self) -> None:
+        """Sends what the last step brought, if that was not done yet.
+
+        Plain tokens are sent when the next step has started, which other threads of the pool work
+        on meanwhile; but before anything that may take longer than to schedule it.
+        """
+        result, self._unsent = self._unsent, None
+        if result is not None:
+            self.send(self._message(result))
+
+    def _message(self, result: StepResult) -> StepMessage:
+        message = StepMessage(self._epoch, result.outputs, result.stats)
+        batch = result.batch
+        if batch is not None:
+            message.token_ids = result.token_ids
+            if batch is not self._told:
+                self._told = batch
+                message.members = [(r.request_id, r.choice) for r in batch.requests]
+        return message
 
     def _wait(self, poller: zmq.Poller) -> dict[Any, int]:
         """What became ready: sockets and file descriptors."""
@@ -109,11 +140,11 @@ class EngineProcess:
         return dict(ready)
 
     def _take_commands(self, core: EngineCore) -> None:
-        deadline_ns = self._clock.now_ns() + INPUT_BUDGET_NS
-        while not self._stopping:
-            # Asking first costs half of what a refusal does.
-            if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
-                return
+        deadline_ns = 0
+        # Asking first costs half of what a refusal does.
+        while not self._stopping and int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+            self._send_result()
+            deadline_ns = deadline_ns or self._clock.now_ns() + INPUT_BUDGET_NS
             self._take(core, self._socket.recv(_NOBLOCK))
             if core.has_work and self._clock.now_ns() >= deadline_ns:
                 return

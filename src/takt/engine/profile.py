@@ -64,7 +64,7 @@ class ProfilingExecutor:
         return self._inline.step_memory(limits, index)
 
     def submit(self, step: StepInput, output: StepOutput) -> None:
-        self._inline.submit(step, output)
+        self.program.run(step, output)
         self.last = self.program.read_profile()
 
     def wait(self) -> None:
@@ -176,7 +176,7 @@ class Profiler:
 
     def _step(self) -> StepStats | None:
         result = self._core.step()
-        for output in result.outputs:
+        for output in result.outputs:  # errors are never plain tokens
             if output.error is not None:
                 raise ConfigError(output.error)
         return result.stats

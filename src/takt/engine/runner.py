@@ -14,14 +14,14 @@ from takt.engine.messages import TokenLogprob
 from takt.engine.seats import Seats
 from takt.engine.step_buffer import FilledStep, StepBuffer
 from takt.errors import InvariantError
-from takt.scheduler.output import SampledToken, SchedulerOutput
+from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.request import Request
 from takt.types.step import StepLimits
 
 
 @dataclass(slots=True)
 class StepTokens:
-    """What a completed step returned; entries of `logprobs` go with those of `sampled`."""
+    """What a completed step returned; entries of `logprobs` go with those of `token_ids`."""
 
     filled: FilledStep
     run_start_ns: int
@@ -30,7 +30,8 @@ class StepTokens:
     stolen_run_ns: int
     stolen_host_ns: int
     computed_ns: int
-    sampled: list[SampledToken]
+    token_ids: list[int]
+    """Of the sequences that were sampled, in the order of `filled.sampled`."""
     logprobs: list[TokenLogprob | None] | None
     """None if no sequence asks for any."""
     prompt_logprobs: dict[Request, list[TokenLogprob | None]] = field(default_factory=dict)
@@ -123,17 +124,16 @@ class Runner:
         )
         if step_id != filled.scheduled.step_id:
             raise InvariantError(f"step {filled.scheduled.step_id} returned as {step_id}")
-        token_ids = views["token_ids"][: filled.num_rows].tolist()
-        sampled = [
-            SampledToken(request, token_ids[row])
-            for request, row in zip(filled.sampled, filled.sampled_rows, strict=True)
-        ]
+        of_rows: list[int] = views["token_ids"][: filled.num_rows].tolist()
+        token_ids = of_rows
+        if filled.scored:  # rows that are not sampled
+            token_ids = [of_rows[row] for row in filled.sampled_rows]
         logprobs: list[TokenLogprob | None] | None = None
         if filled.wants_logprobs:
             logprobs = [
                 None
                 if (num_top := request.sampling.logprobs) is None
-                else _logprob(buffer, row, token_ids[row], num_top)
+                else _logprob(buffer, row, of_rows[row], num_top)
                 for request, row in zip(filled.sampled, filled.sampled_rows, strict=True)
             ]
         tokens = StepTokens(
@@ -144,7 +144,7 @@ class Runner:
             stolen_run_ns=stolen_run_ns,
             stolen_host_ns=stolen_host_ns,
             computed_ns=computed_ns,
-            sampled=sampled,
+            token_ids=token_ids,
             logprobs=logprobs,
         )
         for span in filled.scored:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,29 +12,6 @@ from takt.kvcache.block_tables import NO_BLOCK
 from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.request import Request
 from takt.types.step import StepInput, StepOutput
-
-
-@dataclass(slots=True)
-class SteadyBatch:
-    """Sequences of a step that decoded one token each; lists go in the order of rows."""
-
-    requests: list[Request]
-    starts: list[int]
-    """Where each began in the step."""
-    num_kv_tokens: int
-    """Sum of their contexts after it."""
-    num_to_border: int
-    """Steps that can follow before one of them needs another block."""
-    wants_logprobs: bool
-    rows: list[int]
-    table_rows: npt.NDArray[np.int64]
-    token_ids: npt.NDArray[np.int32]
-    """Its part of the step's input, as are those below: slices take longer to make than to fill."""
-    sampled_ids: npt.NDArray[np.int32]
-    """Its part of the step's output: what it has sampled is the next step's input."""
-    counters: tuple[npt.NDArray[Any], ...]
-    """Fields that grow by one: positions, lengths, positions of the rows."""
-    slots: npt.NDArray[np.int64]
 
 
 class StepBuffer:
@@ -79,7 +56,7 @@ class FilledStep:
     scheduled: SchedulerOutput
     num_rows: int = 0
     sampled: list[Request] = field(default_factory=list)
-    sampled_rows: list[int] = field(default_factory=list)
+    sampled_rows: Sequence[int] = ()
     scored: list[ScoredSpan] = field(default_factory=list)
     wants_logprobs: bool = False
     """Some sequence of `sampled` asks for logprobs."""
@@ -87,4 +64,13 @@ class FilledStep:
     """Scheduled for the first time, or again after they were preempted."""
     num_kv_tokens_read: int = 0
     num_qk_pairs: int = 0
-    num_decode_kv_tokens: int = 0
+
+
+@dataclass(slots=True)
+class SteadyBatch:
+    """A step that decoded one token of each sequence, and the next one may be like."""
+
+    filled: FilledStep
+    longest_base: int
+    table_rows: npt.NDArray[np.int64]
+    """Row of each sequence among the block tables."""

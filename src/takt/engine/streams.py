@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 
-from takt.engine.messages import AddRequest, RequestOutput
+from takt.engine.messages import IN_OUTPUTS, AddRequest, RequestOutput
 from takt.errors import EngineDeadError
 
 
@@ -71,6 +72,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
+        self._members: list[tuple[str, int]] = []
+        """Who decodes: a message names them when they have changed."""
         self._num_choices = 0
 
     def __len__(self) -> int:
@@ -113,6 +116,20 @@ class Streams:
                 stream.put(output)
                 if stream.is_complete:
                     self.remove(stream)
+
+    def dispatch_tokens(
+        self, members: list[tuple[str, int]] | None, token_ids: Sequence[int], step_id: int
+    ) -> None:
+        """Hands a plain token to each of the members; None: those of the call before."""
+        if members is not None:
+            self._members = members
+        if not token_ids:
+            return
+        streams = self._streams
+        for (request_id, choice), token_id in zip(self._members, token_ids, strict=True):
+            stream = streams.get(request_id)
+            if stream is not None and token_id != IN_OUTPUTS:
+                stream.put(RequestOutput(request_id, choice, [token_id], step_id=step_id))
 
     def fail_all(self, sentence: str) -> None:
         """Ends every request with an `EngineDeadError` that says `sentence`."""

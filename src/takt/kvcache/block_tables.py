@@ -22,50 +22,50 @@ class BlockTables:
         self, num_groups: int, num_rows: int, max_blocks_per_seq: int, block_size: int
     ) -> None:
         self._block_size = block_size
-        self._ids = np.full((num_groups, num_rows, max_blocks_per_seq), NO_BLOCK, dtype=np.int32)
+        self.ids = np.full((num_groups, num_rows, max_blocks_per_seq), NO_BLOCK, dtype=np.int32)
         self._free_rows = list(range(num_rows - 1, -1, -1))
 
     def acquire(self) -> int:
         """Takes a row of padding."""
         if not self._free_rows:
-            _, num_rows, width = self._ids.shape
+            _, num_rows, width = self.ids.shape
             self._resize(2 * num_rows, width)
             self._free_rows.extend(range(2 * num_rows - 1, num_rows - 1, -1))
         return self._free_rows.pop()
 
     def release(self, row: int, num_blocks: int) -> None:
         """Gives back a row of which at most `num_blocks` entries were written."""
-        self._ids[:, row, :num_blocks] = NO_BLOCK
+        self.ids[:, row, :num_blocks] = NO_BLOCK
         self._free_rows.append(row)
 
     def write(self, group: int, row: int, first: int, blocks: Sequence[int]) -> None:
         end = first + len(blocks)
-        _, num_rows, width = self._ids.shape
+        _, num_rows, width = self.ids.shape
         if end > width:
             self._resize(num_rows, max(end, 2 * width))
-        self._ids[group, row, first:end] = blocks
+        self.ids[group, row, first:end] = blocks
 
     def write_one(self, group: int, row: int, index: int, block: int) -> None:
-        if index >= self._ids.shape[2]:
+        if index >= self.ids.shape[2]:
             self.write(group, row, index, (block,))
         else:
-            self._ids[group, row, index] = block
+            self.ids[group, row, index] = block
 
     def clear(self, group: int, row: int, first: int, last: int) -> None:
-        self._ids[group, row, first:last] = NO_BLOCK
+        self.ids[group, row, first:last] = NO_BLOCK
 
     def copy_row(self, source: int, destination: int) -> None:
-        self._ids[:, destination] = self._ids[:, source]
+        self.ids[:, destination] = self.ids[:, source]
 
     def view(self, group: int, row: int, num_blocks: int) -> npt.NDArray[np.int32]:
         """int32 `[num_blocks]`, valid until the next change of any table."""
-        return self._ids[group, row, :num_blocks]
+        return self.ids[group, row, :num_blocks]
 
     def gather(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int32]) -> None:
         """Copies rows into `out[:, :len(rows)]`, `[num_kv_groups, >= len(rows), width]`."""
-        width = min(out.shape[2], self._ids.shape[2])
-        for group in range(self._ids.shape[0]):
-            out[group, : len(rows), :width] = self._ids[group, :, :width][rows]
+        width = min(out.shape[2], self.ids.shape[2])
+        for group in range(self.ids.shape[0]):
+            out[group, : len(rows), :width] = self.ids[group, :, :width][rows]
             out[group, : len(rows), width:] = NO_BLOCK
 
     def slots(
@@ -76,12 +76,12 @@ class BlockTables:
     ) -> None:
         """Writes `block * block_size + offset` of each token into `out[:, :num_tokens]`."""
         index, offset = np.divmod(positions, self._block_size)
-        for group in range(self._ids.shape[0]):
-            blocks = self._ids[group][token_rows, index].astype(np.int64)
+        for group in range(self.ids.shape[0]):
+            blocks = self.ids[group][token_rows, index].astype(np.int64)
             out[group, : len(positions)] = blocks * self._block_size + offset
 
     def _resize(self, num_rows: int, width: int) -> None:
-        old = self._ids
+        old = self.ids
         groups, old_rows, old_width = old.shape
-        self._ids = np.full((groups, num_rows, width), NO_BLOCK, dtype=np.int32)
-        self._ids[:, :old_rows, :old_width] = old
+        self.ids = np.full((groups, num_rows, width), NO_BLOCK, dtype=np.int32)
+        self.ids[:, :old_rows, :old_width] = old

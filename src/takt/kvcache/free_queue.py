@@ -10,16 +10,17 @@ class FreeQueue:
     `num_blocks` is a sentinel that closes the ring. Membership is the caller's to know.
     """
 
-    __slots__ = ("_next", "_previous", "_sentinel", "_size")
+    __slots__ = ("_next", "_previous", "_sentinel", "size")
 
     def __init__(self, num_blocks: int) -> None:
         self._sentinel = num_blocks
         self._next: list[int] = [*range(1, num_blocks + 1), 0]
         self._previous: list[int] = [num_blocks, *range(num_blocks)]
-        self._size = num_blocks
+        self.size = num_blocks
+        """Blocks in the queue."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def pop_front(self) -> int:
         """Takes the block at the front; the queue must not be empty."""
@@ -38,7 +39,7 @@ class FreeQueue:
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
-        self._size -= 1
+        self.size -= 1
 
     def ids(self) -> list[int]:
         """All blocks, front first."""
@@ -54,4 +55,4 @@ class FreeQueue:
         self._previous[block] = before
         self._next[block] = after
         self._previous[after] = block
-        self._size += 1
+        self.size += 1

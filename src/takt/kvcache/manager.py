@@ -70,6 +70,7 @@ class KVCacheManager:
         self.block_size = spec.block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pools = [BlockPool(count) for count in num_blocks]
+        self._num_total_blocks = sum(num_blocks)
         self.num_table_blocks = 0
         """Sum of the lengths of all sequences' tables (of one group; they are equally long)."""
         self.num_shared_tails = 0
@@ -88,16 +89,22 @@ class KVCacheManager:
     @property
     def num_used_blocks(self) -> int:
         """Blocks with a reference, of all groups."""
-        return sum(pool.num_used for pool in self.pools)
+        num_used = 0
+        for pool in self.pools:
+            num_used += pool.num_used
+        return num_used
 
     @property
     def fullest_share(self) -> float:
         """Share of its pool that the fullest KV group uses: where blocks run out first."""
-        return max(pool.num_used / pool.num_blocks for pool in self.pools)
+        fullest = 0.0
+        for pool in self.pools:
+            fullest = max(fullest, pool.num_used / pool.num_blocks)
+        return fullest
 
     @property
     def num_total_blocks(self) -> int:
-        return sum(pool.num_blocks for pool in self.pools)
+        return self._num_total_blocks
 
     def num_held_tokens(self, group: int) -> int:
         """Tokens with a slot in the group, summed over sequences; those in flight have one."""
@@ -288,6 +295,11 @@ class KVCacheManager:
         """Row of each sequence in the array of tables, for the two calls below."""
         sequences = self._sequences
         return np.array([sequences[seq].row for seq in seqs], dtype=np.int64)
+
+    @property
+    def tables(self) -> npt.NDArray[np.int32]:
+        """All block tables, `[num_kv_groups, num_rows, blocks]`, until one is made or grows."""
+        return self._tables.ids
 
     def write_block_tables(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int32]) -> None:
         """Copies tables into `out[:, :len(rows)]`, a step's `block_tables`, padded with -1."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -59,6 +59,19 @@ class Program(Protocol):
 
         Makes no Python call and no allocation (a native program); blocks until done.
         """
+        ...
+
+
+@runtime_checkable
+class StartableProgram(Program, Protocol):
+    """A program whose step others begin while the caller does something else."""
+
+    def start(self, step: StepInput) -> None:
+        """Begins a step; `step` may be written again."""
+        ...
+
+    def finish(self, output: StepOutput) -> None:
+        """Completes the step that was started, in which the caller takes part."""
         ...
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from takt.errors import InvalidRequestError, InvariantError
 from takt.kvcache.manager import KVCacheManager, PrefixHit
+from takt.scheduler.decode_batch import DecodeBatch
+from takt.scheduler.decoding import DecodeScheduler
 from takt.scheduler.ending import new_sibling, stop_reason
 from takt.scheduler.limits import SchedulerLimits
-from takt.scheduler.output import FinishedRequest, SampledToken, ScheduledRequest, SchedulerOutput
+from takt.scheduler.output import FinishedRequest, ScheduledRequest, SchedulerOutput
 from takt.scheduler.request import Request, RequestStatus
 from takt.scheduler.reservation import KVReservation
 from takt.scheduler.retirement import Retirement
@@ -41,6 +44,10 @@ class Scheduler(ABC):
         self._live: dict[str, dict[int, Request]] = {}
         self._waiting = WaitingQueue()
         self._running = RunningSet()
+        self._prompts = RunningSet()
+        """Those that run and lack more than their newest token."""
+        secure_block = None if reserves_output else self._secure_block
+        self._decoding = DecodeScheduler(kv, limits, secure_block)
         self._num_seats_taken = 0
         self._retirement = Retirement(kv, self._reservation)
         self._num_added = 0
@@ -115,43 +122,52 @@ class Scheduler(ABC):
         self._running.sort()
         if not self._reserves_output:
             self._displace(step)
-        prefills = self._schedule_decodes(step)
-        self._schedule_prompts(step, prefills, now_ns)
-        if step.scheduled:
+        self._decoding.schedule(step, self._limits.micro_batch(len(self._running), self.depth))
+        self._schedule_prompts(step, self._known_prompts(), now_ns)
+        if not step.is_empty:
             self._last_scheduled_step = step.step_id
         return SchedulerOutput(
             step_id=step.step_id,
-            scheduled=step.scheduled,
-            block_copies=self._kv.take_copies() if step.scheduled else [],
-            total_num_scheduled_tokens=self._limits.max_num_batched_tokens - step.num_tokens_left,
+            batch=step.batch,
+            batch_step=step.batch_step,
+            begins_block=step.begins_block,
+            num_decode_kv_tokens=step.num_decode_kv_tokens,
+            prompts=step.prompts,
             num_prefill_tokens=step.num_prefill_tokens,
+            block_copies=[] if step.is_empty else self._kv.take_copies(),
             preempted=step.preempted,
         )
 
-    def update(self, output: SchedulerOutput, sampled: list[SampledToken]) -> list[FinishedRequest]:
+    def update(self, output: SchedulerOutput, token_ids: Sequence[int]) -> list[FinishedRequest]:
         """Takes the tokens of the oldest step in flight; returns the requests that ended by it.
 
-        `sampled` has one entry for each request and fork that the step sampled for; those of
-        requests that have ended meanwhile are dropped here.
+        `token_ids` has one entry for each request and fork that the step sampled for, in the order
+        of its rows; those of requests that have ended meanwhile are dropped here.
         """
         if output.is_empty:
             return []
         self._retirement.begin_update(output.step_id)
         finished: list[FinishedRequest] = []
-        num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
-        num_sampled = num_decodes
-        for item in output.scheduled[num_decodes:]:
+        num_sampled = output.num_decodes
+        for item in output.prompts:
             num_sampled += item.samples + len(item.forks)
             self._end_chunk(item, finished)
-        if num_sampled != len(sampled):
+        if num_sampled != len(token_ids):
             raise InvariantError(
-                f"step {output.step_id} samples {num_sampled} tokens, {len(sampled)} came"
+                f"step {output.step_id} samples {num_sampled} tokens, {len(token_ids)} came"
             )
-        self._take_tokens(sampled, finished)
+        for request, token_id in self._decoding.take(output, token_ids):
+            self._end_if_over(request, token_id, finished)
+        self._take_first_tokens(output, token_ids, finished)
         self._retirement.end_step()
         return finished
 
     # -- state --------------------------------------------------------------------------------
+    @property
+    def decode_batch(self) -> DecodeBatch:
+        """Who decodes, as far as it is decided: none of a step's batch has ended if it is this."""
+        return self._decoding.batch
+
     @property
     def has_work(self) -> bool:
         return bool(self._running) or len(self._waiting) > 0
@@ -182,37 +198,12 @@ class Scheduler(ABC):
         return self._reservation.unwritten_share(num_in_flight_tokens)
 
     # -- one step -----------------------------------------------------------------------------
-    def _schedule_decodes(self, step: StepBuilder) -> list[Request]:
-        """Schedules every sequence that lacks one token; returns those that lack more.
-
-        There is room for all: a step has at least one token and one row for each sequence.
-        """
-        prefills: list[Request] = []
-        decodes: list[ScheduledRequest] = []
-        append, step_id, reserves_output = self._kv.append, step.step_id, self._reserves_output
-        is_pipeline, most = self._limits.micro_batch(len(self._running), self.depth)
-        # Preempting takes requests out of the set on the way.
-        for request in self._running if reserves_output else list(self._running):
-            start = request.num_computed_tokens
-            num_tokens = len(request.token_ids) + request.num_in_flight_tokens
-            if num_tokens - start != 1 or start < len(request.prompt_token_ids):
-                if start < num_tokens:
-                    prefills.append(request)
-                continue
-            if start == request.max_computed_tokens or (
-                is_pipeline and (request.num_in_flight_tokens or len(decodes) >= most)
-            ):
-                continue  # its last token is on the way, or it is for another micro-batch
-            if start >= request.num_slots:
-                if not reserves_output and not self._secure_block(request, step):
-                    continue
-                request.num_slots = append(request, num_tokens)
-            decodes.append(ScheduledRequest(request, start, 1, True))
-            request.num_computed_tokens = num_tokens
-            request.num_in_flight_tokens += 1
-            request.last_step_id = step_id
-        step.add_decodes(decodes)
-        return prefills
+    def _known_prompts(self) -> list[Request]:
+        """Those that run and have known tokens to compute, in order."""
+        if not self._prompts:
+            return []
+        self._prompts.sort()
+        return [r for r in self._prompts if r.num_computed_tokens < len(r.token_ids)]
 
     def _schedule_prompts(self, step: StepBuilder, prefills: list[Request], now_ns: int) -> None:
         """Prompts that run, then those that wait; policies with another order override it."""
@@ -253,6 +244,11 @@ class Scheduler(ABC):
         request.num_in_flight_tokens += samples
         forks = self._fork(request) if samples and request.pending_choices else ()
         step.add_prefill(ScheduledRequest(request, start, num_tokens, samples, forks), rows)
+        # The newest token is on the way, or it is what a preempted sequence still lacks.
+        if samples or (end == len(request.token_ids) - 1 and end >= request.num_prompt_tokens):
+            del self._prompts[request]
+            for one in (request, *forks):
+                self._decoding.join(one)
 
     def _fork(self, parent: Request) -> list[Request]:
         children = [
@@ -283,6 +279,7 @@ class Scheduler(ABC):
         request.status = RequestStatus.RUNNING
         request.num_computed_tokens = hit.num_tokens
         self._num_seats_taken += 1 + len(request.pending_choices)
+        self._prompts.insert(request)
         self._insert_running(request)
         if request.first_scheduled_ns is None:
             request.first_scheduled_ns = now_ns
@@ -295,6 +292,8 @@ class Scheduler(ABC):
 
     def _leave_running(self, request: Request) -> None:
         del self._running[request]
+        self._prompts.pop(request, None)
+        self._decoding.leave(request)
         self._num_seats_taken -= 1 + len(request.pending_choices)
 
     def _secure_block(self, request: Request, step: StepBuilder) -> bool:
@@ -357,24 +356,27 @@ class Scheduler(ABC):
             self._end(request)
             finished += [FinishedRequest(one, "length", None) for one in (request, *unborn)]
 
-    def _take_tokens(self, sampled: list[SampledToken], finished: list[FinishedRequest]) -> None:
-        ended, block_size = RequestStatus.FINISHED, self._kv.block_size
-        for token in sampled:
-            request, token_id = token.request, token.token_id
-            if request.status is ended:
-                continue
-            token_ids = request.token_ids
-            num_computed = len(token_ids)  # all that it was sampled from
-            if num_computed % block_size == 0:
-                self._kv.commit(request, token_ids, num_computed)
-            token_ids.append(token_id)
-            request.num_in_flight_tokens -= 1
-            if token_id in request.stop_token_ids or num_computed >= request.max_computed_tokens:
-                reason = stop_reason(request, token_id)
-                if reason is not None:
-                    self._end(request)
-                    stop_token_id = token_id if reason == "stop" else None
-                    finished.append(FinishedRequest(request, reason, stop_token_id))
+    def _take_first_tokens(
+        self, output: SchedulerOutput, token_ids: Sequence[int], finished: list[FinishedRequest]
+    ) -> None:
+        """Takes the tokens behind those of the decodes: of prompts that end, and their forks."""
+        over, row = RequestStatus.FINISHED, output.num_decodes
+        for item in output.prompts:
+            for request in (item.request, *item.forks) if item.samples else ():
+                token_id = token_ids[row]
+                row += 1
+                if request.status is not over and self._decoding.take_one(request, token_id):
+                    self._end_if_over(request, token_id, finished)
+
+    def _end_if_over(
+        self, request: Request, token_id: int, finished: list[FinishedRequest]
+    ) -> None:
+        """Ends a request if its newest token, this one, is its last."""
+        reason = stop_reason(request, token_id)
+        if reason is not None:
+            self._end(request)
+            stop_token_id = token_id if reason == "stop" else None
+            finished.append(FinishedRequest(request, reason, stop_token_id))
 
     def _end(self, request: Request) -> None:
         if request.status is RequestStatus.RUNNING:

@@ -95,8 +95,8 @@ class LearnedStepTime:
         predicted = self.predict_ns(features)
         return predicted * self._ratio(kind_of(features))
 
-    def observe(self, features: StepFeatures, duration_ns: float) -> None:
-        """Learns from a step that has run."""
+    def observe(self, features: StepFeatures, duration_ns: float) -> tuple[float, float]:
+        """Learns from a step that has run; returns what was predicted of it, and as its P99."""
         first, second = self._pieces
         ours, other = first.predict_ns(features), second.predict_ns(features)
         piece, plain = (first, ours) if ours >= other else (second, other)
@@ -104,19 +104,21 @@ class LearnedStepTime:
         duration_ns = max(duration_ns, 1.0)
         ratio = duration_ns / predicted
         kind = kind_of(features)
-        self._count(ratio, self._ratio(kind))
+        bound = self._ratio(kind)
+        self._count(ratio, bound)
         self._kinds[kind].add(ratio)
         self._all.add(ratio)
         if self._follow_shift(ratio):
-            return
+            return predicted, predicted * bound
         # Relative to the larger of both, so that neither a long nor a short step weighs too much.
         scale = max(duration_ns, predicted)
         error = (duration_ns - predicted) / scale
         usual = self._usual
-        bound = _CLIP * usual
-        clipped = min(max(error, -bound), bound)
+        most = _CLIP * usual
+        clipped = min(max(error, -most), most)
         self._usual = max(_LEAST_USUAL, usual + _USUAL_GAIN * (1.25 * abs(clipped) - usual))
         piece.correct(features, self._speed / scale, clipped, usual * usual)
+        return predicted, predicted * bound
 
     # -- internals ----------------------------------------------------------------------------
     def _ratio(self, kind: int) -> float:

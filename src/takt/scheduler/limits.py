@@ -32,9 +32,9 @@ class SchedulerLimits:
                     "raise the one or lower the other"
                 )
 
-    def micro_batch(self, num_running: int, depth: int) -> tuple[bool, int]:
-        """Whether there may be several, and the most decodes of each where there are `depth`."""
-        return self.num_micro_batches > 1, -(-num_running // depth)
+    def micro_batch(self, num_running: int, depth: int) -> int:
+        """The most decodes of a step of a pipeline where there are to be `depth` in flight."""
+        return -(-num_running // depth)
 
     @property
     def max_in_flight_tokens(self) -> int:

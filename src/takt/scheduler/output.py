@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import msgspec
 
 from takt.kvcache.block_copy import BlockCopy as BlockCopy
+from takt.scheduler.decode_batch import DecodeBatch
 from takt.scheduler.request import Request
 
 
 class ScheduledRequest(msgspec.Struct, gc=False):
-    """One sequence's share of a step. A struct, as others here that each token needs one of: it is
-    made in a third of a dataclass's time, and garbage collection does not look at it.
+    """One sequence's share of a step.
 
     The step computes tokens `start .. start + num_tokens` of `request` (its `num_computed_tokens`
     when it was scheduled, and the number scheduled now). `samples` tells whether the last of them
@@ -30,25 +30,55 @@ class ScheduledRequest(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """One step. Ids in the same order as rows of the step's batch."""
+    """One step. Decodes come first, in the batch's order, then `prompts`; rows likewise."""
 
     step_id: int
-    scheduled: list[ScheduledRequest]
-    block_copies: list[BlockCopy]
-    total_num_scheduled_tokens: int
+    batch: DecodeBatch
+    """Who decodes: one token and one row each."""
+    batch_step: int
+    begins_block: bool
+    """Whether the table of a sequence of the batch has changed since the step before."""
+    num_decode_kv_tokens: int
+    """Sum of the contexts that the decodes read, their own tokens included."""
+    prompts: list[ScheduledRequest]
+    """Whatever computes more than its newest token, or a token of its prompt."""
     num_prefill_tokens: int
+    block_copies: list[BlockCopy]
     preempted: list[Request]
 
     @property
     def is_empty(self) -> bool:
-        return not self.scheduled
+        return not self.batch.requests and not self.prompts
 
+    @property
+    def num_decodes(self) -> int:
+        return len(self.batch.requests)
 
-class SampledToken(msgspec.Struct, gc=False):
-    """One new token of one request, as the runner read it from the step's output."""
+    @property
+    def num_seqs(self) -> int:
+        return len(self.batch.requests) + len(self.prompts)
 
-    request: Request
-    token_id: int
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        return len(self.batch.requests) + self.num_prefill_tokens
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the step brings: of decodes, of prompts that end, and of their forks."""
+        return len(self.batch.requests) + sum(
+            [item.samples + len(item.forks) for item in self.prompts]
+        )
+
+    @property
+    def scheduled(self) -> list[ScheduledRequest]:
+        """All sequences of the step, in order; the list is made for the caller."""
+        starts = self.batch.starts(self.batch_step)
+        items = [
+            ScheduledRequest(request, start, 1, True)
+            for request, start in zip(self.batch.requests, starts, strict=True)
+        ]
+        items += self.prompts
+        return items
 
 
 @dataclass(slots=True)

@@ -177,8 +177,7 @@ class PaceScheduler(Scheduler):
     # -- one step -----------------------------------------------------------------------------
     def _schedule_prompts(self, step: StepBuilder, prefills: list[Request], now_ns: int) -> None:
         self._waits_for_capacity = False
-        num_decodes = len(step.scheduled)
-        contexts = sum([item.start for item in step.scheduled]) + num_decodes
+        num_decodes, contexts = step.num_decodes, step.num_decode_kv_tokens
         features = StepFeatures(num_decodes, 0, contexts, contexts)
         tightest = min(self._targets, default=None)
         limit_ns = self._limit_ns(tightest, num_decodes, now_ns)
@@ -190,7 +189,7 @@ class PaceScheduler(Scheduler):
                 self._waiting.push(self._passed.pop())
         is_left_out = step.num_prefill_tokens == 0 and (prefills or len(self._waiting))
         self._steps_without_prefill = self._steps_without_prefill + 1 if is_left_out else 0
-        self._num_unobserved += bool(step.scheduled)
+        self._num_unobserved += not step.is_empty
 
     def _fill(
         self,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from takt.scheduler.decode_batch import DecodeBatch
 from takt.scheduler.limits import SchedulerLimits
 from takt.scheduler.output import ScheduledRequest
 from takt.scheduler.request import Request
+
+_NO_DECODES = DecodeBatch([], [])
 
 
 class StepBuilder:
@@ -12,19 +15,27 @@ class StepBuilder:
 
     __slots__ = (
         "_limits",
+        "batch",
+        "batch_step",
+        "begins_block",
         "is_starved",
+        "num_decode_kv_tokens",
         "num_prefill_tokens",
         "num_rows_left",
         "num_tokens_left",
         "preempted",
-        "scheduled",
+        "prompts",
         "step_id",
     )
 
     def __init__(self, step_id: int, limits: SchedulerLimits) -> None:
         self._limits = limits
         self.step_id = step_id
-        self.scheduled: list[ScheduledRequest] = []
+        self.batch = _NO_DECODES
+        self.batch_step = 0
+        self.begins_block = False
+        self.num_decode_kv_tokens = 0
+        self.prompts: list[ScheduledRequest] = []
         self.preempted: list[Request] = []
         self.num_tokens_left = limits.max_num_batched_tokens
         self.num_rows_left = limits.max_num_rows
@@ -32,14 +43,27 @@ class StepBuilder:
         self.is_starved = False
         """A running sequence waits for blocks: nobody after it may take any."""
 
-    def add_decodes(self, decodes: list[ScheduledRequest]) -> None:
-        """One token and one row each."""
-        self.scheduled += decodes
-        self.num_tokens_left -= len(decodes)
-        self.num_rows_left -= len(decodes)
+    @property
+    def is_empty(self) -> bool:
+        return not self.batch.requests and not self.prompts
+
+    @property
+    def num_decodes(self) -> int:
+        return len(self.batch.requests)
+
+    def add_decodes(
+        self, batch: DecodeBatch, batch_step: int, num_kv_tokens: int, *, begins_block: bool
+    ) -> None:
+        """One token and one row each; `num_kv_tokens` is the sum of contexts that they read."""
+        self.batch = batch
+        self.batch_step = batch_step
+        self.begins_block = begins_block
+        self.num_decode_kv_tokens = num_kv_tokens
+        self.num_tokens_left -= len(batch.requests)
+        self.num_rows_left -= len(batch.requests)
 
     def add_prefill(self, item: ScheduledRequest, num_rows: int) -> None:
-        self.scheduled.append(item)
+        self.prompts.append(item)
         self.num_tokens_left -= item.num_tokens
         self.num_rows_left -= num_rows
         self.num_prefill_tokens += item.num_tokens

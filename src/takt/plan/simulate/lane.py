@@ -11,7 +11,7 @@ from takt.plan.simulate.contract import LaneContract
 from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers
 from takt.scheduler.base import Scheduler
-from takt.scheduler.output import SampledToken, SchedulerOutput
+from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.request import Request
 from takt.scheduler.step_time import StepFeatures
 from takt.types.sampling_params import SamplingParams
@@ -45,7 +45,6 @@ class Lane:
         self._sampling = SamplingParams()
         self._prompts: dict[int, list[int]] = {}
         self._index_of: dict[Request, int] = {}
-        self._token_of: dict[Request, SampledToken] = {}
         self._stalled: dict[Request, float] = {}  # preempted after a token at this time
         self._last_end = 0.0
         self.num_requests = 0
@@ -80,7 +79,6 @@ class Lane:
         except InvalidRequestError as error:
             raise PlanInputError(f"request {index} can never be served: {error}") from error
         self._index_of[request] = index
-        self._token_of[request] = SampledToken(request, _TOKEN_ID)
         self.num_requests += 1
 
     def step(self, now_ns: float) -> float | None:
@@ -106,7 +104,7 @@ class Lane:
         held = min(end, stop) - max(now_ns, start)
         if held > 0:
             self.busy_ns += held
-            self.running_ns += held * len(output.scheduled)
+            self.running_ns += held * output.num_seqs
         self._last_end = end
         return end
 
@@ -126,24 +124,23 @@ class Lane:
         if transfers is None:
             return 0.0
         waited, self._outgoing_ns = self._outgoing_ns, 0.0
-        num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
-        for item in output.scheduled[num_decodes:]:
+        for item in output.prompts:
             if item.start == 0 and item.request.num_preemptions == 0:
                 waited += transfers.transfer_ns(item.request.num_prompt_tokens)
         return waited
 
     def _stamp(self, output: SchedulerOutput, end: float) -> None:
         """First tokens, and the gaps of all others: one entry for the decodes of a step."""
-        num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
+        num_decodes = output.num_decodes
         measures = self._window[0] <= end <= self._window[1]
         if num_decodes and measures:
             self.gaps_ns.append(end - self._last_end)
             self.gap_counts.append(num_decodes)
         if num_decodes and self.contract.is_late(end - self._last_end):
-            for item in output.scheduled[:num_decodes]:
-                index = self._index_of[item.request]
-                self.contract.note_gap(index, item.request, end - self._last_end)
-        for item in output.scheduled[num_decodes:]:
+            for request in output.batch.requests:
+                index = self._index_of[request]
+                self.contract.note_gap(index, request, end - self._last_end)
+        for item in output.prompts:
             if not item.samples:
                 continue
             stalled_at = self._stalled.pop(item.request, None)
@@ -154,12 +151,9 @@ class Lane:
                 self.gap_counts.append(1)
 
     def _update(self, output: SchedulerOutput, end: float) -> None:
-        tokens = self._token_of
-        sampled = [tokens[item.request] for item in output.scheduled if item.samples]
-        for ended in self._scheduler.update(output, sampled):
+        for ended in self._scheduler.update(output, [_TOKEN_ID] * output.num_sampled):
             request = ended.request
             self.last_token_ns[self._index_of.pop(request)] = end
-            del tokens[request]
             self.num_requests -= 1
             if self._transfers is not None:
                 self._outgoing_ns += self._transfers.transfer_ns(request.num_tokens)
@@ -167,15 +161,9 @@ class Lane:
 
 def _features(output: SchedulerOutput) -> StepFeatures:
     """Contexts and pairs as the engine's step record counts them."""
-    scheduled, num_prefill = output.scheduled, output.num_prefill_tokens
-    num_decodes = output.total_num_scheduled_tokens - num_prefill
-    if num_prefill == 0:
-        contexts = sum([item.start for item in scheduled]) + num_decodes
-        return StepFeatures(num_decodes, 0, contexts, contexts)
-    contexts = sum([item.start for item in scheduled[:num_decodes]]) + num_decodes
-    pairs = contexts
-    for item in scheduled[num_decodes:]:
+    contexts = pairs = output.num_decode_kv_tokens
+    for item in output.prompts:
         end = item.start + item.num_tokens
         contexts += end
         pairs += item.num_tokens * (item.start + end + 1) // 2
-    return StepFeatures(num_decodes, num_prefill, contexts, pairs)
+    return StepFeatures(output.num_decodes, output.num_prefill_tokens, contexts, pairs)
