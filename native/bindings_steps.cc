@@ -25,6 +25,21 @@ FieldOffset offset_in(const nb::dict& offsets) {
   };
 }
 
+// Values as Python's integers: five of the header (step_id, num_redone_tiles, stolen_run_ns,
+// stolen_host_ns, computed_ns) and the token of each row.
+nb::tuple read_output(uintptr_t header, uintptr_t token_ids, int64_t num_rows) {
+  const auto* words = reinterpret_cast<const int64_t*>(header);
+  const auto* tokens = reinterpret_cast<const int32_t*>(token_ids);
+  const auto ids = nb::steal<nb::list>(PyList_New(num_rows));
+  if (!ids.is_valid()) nb::raise_python_error();
+  for (int64_t row = 0; row < num_rows; ++row) {
+    PyObject* id = PyLong_FromLong(tokens[row]);
+    if (id == nullptr) nb::raise_python_error();
+    PyList_SET_ITEM(ids.ptr(), row, id);
+  }
+  return nb::make_tuple(words[0], words[4], words[5], words[6], words[7], ids);
+}
+
 }  // namespace
 
 void bind_steps(nb::module_& m) {
@@ -52,6 +67,7 @@ void bind_steps(nb::module_& m) {
                                   width);
           },
           "step_input_address"_a, "tables"_a, "rows"_a, "width"_a);
+  m.def("read_output", &read_output, "header_address"_a, "token_ids_address"_a, "num_rows"_a);
 }
 
 }  // namespace takt

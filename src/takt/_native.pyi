@@ -97,6 +97,9 @@ class Signal:
 
 def abort_segment(segment: np.ndarray) -> None: ...
 def logits_block_rows(limits: dict[str, int], vocab_size: int, /) -> int: ...
+def read_output(
+    header_address: int, token_ids_address: int, num_rows: int
+) -> tuple[int, int, int, int, int, list[int]]: ...
 
 class ProgramBuilder:
     def __init__(

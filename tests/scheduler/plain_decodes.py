@@ -21,10 +21,6 @@ class PlainDecodes(DecodeScheduler):
         self._secures = not scheduler._reserves_output
         self._is_pipeline = is_pipeline
 
-    @property
-    def batch(self) -> DecodeBatch:
-        return DecodeBatch([], [])
-
     def join(self, request: Request) -> None:
         pass
 
@@ -56,11 +52,13 @@ class PlainDecodes(DecodeScheduler):
             num_kv_tokens = sum(starts) + len(starts)
             step.add_decodes(DecodeBatch(requests, starts), 0, num_kv_tokens, begins_block=True)
 
-    def take(self, output: SchedulerOutput, token_ids: Sequence[int]) -> list[tuple[Request, int]]:
+    def _take_decodes(
+        self, output: SchedulerOutput, token_ids: Sequence[int]
+    ) -> list[tuple[Request, int]]:
         return [
             (request, token_id)
             for request, token_id in zip(output.batch.requests, token_ids, strict=False)
-            if request.status is not RequestStatus.FINISHED and self.take_one(request, token_id)
+            if request.status is not RequestStatus.FINISHED and self._take_one(request, token_id)
         ]
 
 

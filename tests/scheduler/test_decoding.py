@@ -163,7 +163,7 @@ def test_what_comes_up_for_a_sequence_is_known_ahead(seed: int) -> None:
             decodes.leave(gone)
             assert gone not in decodes
         members.sort(key=lambda r: r.order_key)
-        step, batch = decodes.num_steps, decodes.batch
+        step, batch = decodes.num_steps, decodes.batch()
         assert batch.requests == members
         assert batch.starts(step) == [r.num_computed_tokens for r in members]
         assert decodes.num_kv_tokens == sum(r.num_computed_tokens + 1 for r in members)

@@ -217,7 +217,7 @@ class EngineCore:
         scheduler, scheduled = self._scheduler, tokens.filled.scheduled
         token_ids, num_decodes = tokens.token_ids, scheduled.num_decodes
         # Otherwise somebody has joined or left: who was aborted meanwhile is looked for.
-        is_plain = scheduled.batch is scheduler.decode_batch and tokens.logprobs is None
+        is_plain = scheduler.is_whole(scheduled.batch) and tokens.logprobs is None
         finished = scheduler.update(scheduled, token_ids)
         if is_plain and not finished and not scheduled.prompts:
             return token_ids  # nearly all steps
@@ -313,6 +313,8 @@ class EngineCore:
         scheduled: SchedulerOutput = filled.scheduled
         schedule_start_ns = self._schedule_starts.pop(0)
         queries, hits = scheduler.prefix_cache_queries, scheduler.prefix_cache_hits
+        num_running, num_waiting, num_waiting_for_capacity = scheduler.occupancy()
+        kv_blocks_used, kv_fullest_share = self._kv.usage()
         gc_ns = self._total_gc_ns()
         new_gc_ns, self._reported_gc_ns = gc_ns - self._reported_gc_ns, gc_ns
         stats = StepStats(
@@ -325,11 +327,11 @@ class EngineCore:
             num_prefill_tokens=scheduled.num_prefill_tokens,
             num_kv_tokens_read=filled.num_kv_tokens_read,
             num_qk_pairs=filled.num_qk_pairs,
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            num_waiting_for_capacity=scheduler.num_waiting_for_capacity,
-            kv_blocks_used=scheduler.kv_blocks_used,
-            kv_blocks_total=scheduler.kv_blocks_total,
+            num_running=num_running,
+            num_waiting=num_waiting,
+            num_waiting_for_capacity=num_waiting_for_capacity,
+            kv_blocks_used=kv_blocks_used,
+            kv_blocks_total=self._kv.num_total_blocks,
             prefix_cache_queries=queries - self._prefix_cache_queries,
             prefix_cache_hits=hits - self._prefix_cache_hits,
             num_preempted=len(scheduled.preempted),
@@ -341,7 +343,7 @@ class EngineCore:
             gc_ns=0 if self._was_idle else new_gc_ns,
             pipeline_depth=scheduler.depth,
             computed_ns=tokens.computed_ns,
-            kv_fullest_share=self._kv.fullest_share,
+            kv_fullest_share=kv_fullest_share,
         )
         self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
         if scheduled.preempted:

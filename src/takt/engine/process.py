@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import time
@@ -70,6 +71,10 @@ class EngineProcess:
         self._socket = socket
         self._epoch = epoch
         self._clock = clock
+        # Readable when something has happened to the socket that it was not asked about since.
+        self._changed = select.poll()
+        self._changed.register(int(socket.getsockopt(zmq.FD)), select.POLLIN)
+        self._has_input = True
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = command_decoder()
         self._stopping = False
@@ -98,7 +103,9 @@ class EngineProcess:
                         return
                     if any(sentinel in ready for sentinel in core.sentinels):
                         raise EngineDeadError("a rank has ended")
-                self._take_commands(core)
+                    self._has_input = True
+                if self._has_input or self._changed.poll(0):
+                    self._take_commands(core)
                 if core.has_work and not self._stopping:
                     self._unsent = core.step(self._send_result)
                     if not self._unsent.is_plain:
@@ -120,6 +127,8 @@ class EngineProcess:
         result, self._unsent = self._unsent, None
         if result is not None:
             self.send(self._message(result))
+            # To send may have swallowed what makes the descriptor readable.
+            self._has_input = self._is_readable()
 
     def _message(self, result: StepResult) -> StepMessage:
         message = StepMessage(self._epoch, result.outputs, result.stats)
@@ -141,13 +150,18 @@ class EngineProcess:
 
     def _take_commands(self, core: EngineCore) -> None:
         deadline_ns = 0
+        self._has_input = False
         # Asking first costs half of what a refusal does.
-        while not self._stopping and int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+        while not self._stopping and self._is_readable():
             self._send_result()
             deadline_ns = deadline_ns or self._clock.now_ns() + INPUT_BUDGET_NS
             self._take(core, self._socket.recv(_NOBLOCK))
             if core.has_work and self._clock.now_ns() >= deadline_ns:
+                self._has_input = True
                 return
+
+    def _is_readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
 
     def _take(self, core: EngineCore, payload: bytes) -> None:
         try:

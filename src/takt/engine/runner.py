@@ -14,6 +14,7 @@ from takt.engine.messages import TokenLogprob
 from takt.engine.seats import Seats
 from takt.engine.step_buffer import FilledStep, StepBuffer
 from takt.errors import InvariantError
+from takt.ops.native.output_reader import OutputReader
 from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.request import Request
 from takt.types.step import StepLimits
@@ -54,6 +55,7 @@ class Runner:
         self._is_pipeline = is_pipeline
         self._executor = executor
         self._clock = clock
+        self._reader = OutputReader(limits)
         self._seats = Seats(limits.max_num_seqs)
         self._filler = BatchFiller(
             limits,
@@ -117,14 +119,11 @@ class Runner:
     def _read(
         self, buffer: StepBuffer, filled: FilledStep, start_ns: int, end_ns: int
     ) -> StepTokens:
-        views = buffer.output.views
-        header: list[int] = views["header"].tolist()
-        step_id, num_redone_tiles, stolen_run_ns, stolen_host_ns, computed_ns = (
-            header[:1] + header[4:]
+        step_id, num_redone_tiles, stolen_run_ns, stolen_host_ns, computed_ns, of_rows = (
+            self._reader.read(buffer.output, filled.num_rows)
         )
         if step_id != filled.scheduled.step_id:
             raise InvariantError(f"step {filled.scheduled.step_id} returned as {step_id}")
-        of_rows: list[int] = views["token_ids"][: filled.num_rows].tolist()
         token_ids = of_rows
         if filled.scored:  # rows that are not sampled
             token_ids = [of_rows[row] for row in filled.sampled_rows]

@@ -70,7 +70,7 @@ class KVCacheManager:
         self.block_size = spec.block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pools = [BlockPool(count) for count in num_blocks]
-        self._num_total_blocks = sum(num_blocks)
+        self.num_total_blocks = sum(num_blocks)
         self.num_table_blocks = 0
         """Sum of the lengths of all sequences' tables (of one group; they are equally long)."""
         self.num_shared_tails = 0
@@ -89,22 +89,19 @@ class KVCacheManager:
     @property
     def num_used_blocks(self) -> int:
         """Blocks with a reference, of all groups."""
-        num_used = 0
-        for pool in self.pools:
-            num_used += pool.num_used
-        return num_used
+        return self.usage()[0]
 
-    @property
-    def fullest_share(self) -> float:
-        """Share of its pool that the fullest KV group uses: where blocks run out first."""
-        fullest = 0.0
+    def usage(self) -> tuple[int, float]:
+        """Blocks with a reference, of all groups, and the share of its pool that the fullest group
+        uses: where blocks run out first."""
+        total, fullest = 0, 0.0
         for pool in self.pools:
-            fullest = max(fullest, pool.num_used / pool.num_blocks)
-        return fullest
-
-    @property
-    def num_total_blocks(self) -> int:
-        return self._num_total_blocks
+            num_used = pool.num_used
+            total += num_used
+            share = num_used / pool.num_blocks
+            if share > fullest:
+                fullest = share
+        return total, fullest
 
     def num_held_tokens(self, group: int) -> int:
         """Tokens with a slot in the group, summed over sequences; those in flight have one."""

@@ -158,15 +158,18 @@ class Scheduler(ABC):
             )
         for request, token_id in self._decoding.take(output, token_ids):
             self._end_if_over(request, token_id, finished)
-        self._take_first_tokens(output, token_ids, finished)
         self._retirement.end_step()
         return finished
 
     # -- state --------------------------------------------------------------------------------
-    @property
-    def decode_batch(self) -> DecodeBatch:
-        """Who decodes, as far as it is decided: none of a step's batch has ended if it is this."""
-        return self._decoding.batch
+    def is_whole(self, batch: DecodeBatch) -> bool:
+        """Whether all of a step's decodes still run; False too if others have joined them."""
+        return batch is self._decoding.decodes.current
+
+    def occupancy(self) -> tuple[int, int, int]:
+        """`num_running`, `num_waiting` and `num_waiting_for_capacity`."""
+        num_waiting = len(self._waiting)
+        return len(self._running), num_waiting, num_waiting if self._waits_for_capacity else 0
 
     @property
     def has_work(self) -> bool:
@@ -355,18 +358,6 @@ class Scheduler(ABC):
             ]
             self._end(request)
             finished += [FinishedRequest(one, "length", None) for one in (request, *unborn)]
-
-    def _take_first_tokens(
-        self, output: SchedulerOutput, token_ids: Sequence[int], finished: list[FinishedRequest]
-    ) -> None:
-        """Takes the tokens behind those of the decodes: of prompts that end, and their forks."""
-        over, row = RequestStatus.FINISHED, output.num_decodes
-        for item in output.prompts:
-            for request in (item.request, *item.forks) if item.samples else ():
-                token_id = token_ids[row]
-                row += 1
-                if request.status is not over and self._decoding.take_one(request, token_id):
-                    self._end_if_over(request, token_id, finished)
 
     def _end_if_over(
         self, request: Request, token_id: int, finished: list[FinishedRequest]

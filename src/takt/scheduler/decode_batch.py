@@ -61,17 +61,17 @@ class Decodes:
         self._stop_sets: Counter[frozenset[int]] = Counter()
         self.stop_ids: frozenset[int] = frozenset()
         """Tokens that stop at least one of the sequences."""
-        self._batch: DecodeBatch | None = DecodeBatch([], [])
+        self.current: DecodeBatch | None = DecodeBatch([], [])
+        """What `batch` would return; None if somebody has joined or left since. Read only."""
 
     def __contains__(self, request: Request) -> bool:
         return request in self._base_of
 
-    @property
     def batch(self) -> DecodeBatch:
         """Those that decode now; the same object as long as nobody joins or leaves."""
-        if self._batch is None:
-            self._batch = DecodeBatch(self.requests.copy(), self._bases.copy())
-        return self._batch
+        if self.current is None:
+            self.current = DecodeBatch(self.requests.copy(), self._bases.copy())
+        return self.current
 
     @property
     def num_kv_tokens(self) -> int:
@@ -93,7 +93,7 @@ class Decodes:
         self._stop_sets[stops] += 1
         if self._stop_sets[stops] == 1:
             self.stop_ids = self.stop_ids | stops
-        self._batch = None
+        self.current = None
 
     def leave(self, request: Request) -> None:
         """Lets go of a sequence; one that is not here is no error."""
@@ -115,7 +115,7 @@ class Decodes:
         if not self._stop_sets[stops]:
             del self._stop_sets[stops]
             self.stop_ids = frozenset().union(*self._stop_sets)
-        self._batch = None
+        self.current = None
 
     def at_border(self, step: int) -> Collection[Request]:
         """Whose position in that step is the first of a block: what comes before fills blocks."""

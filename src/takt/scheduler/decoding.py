@@ -29,13 +29,8 @@ class DecodeScheduler:
         self._kv = kv
         self._is_pipeline = limits.num_micro_batches > 1
         self._secure_block = secure_block
-        self._decodes = Decodes(kv.block_size)
+        self.decodes = Decodes(kv.block_size)
         self._joining: list[Request] = []
-
-    @property
-    def batch(self) -> DecodeBatch:
-        """Those that decode, as far as steps until now have decided."""
-        return self._decodes.batch
 
     def join(self, request: Request) -> None:
         """Lets a sequence decode from the next step on, if it has a token left to sample then.
@@ -47,33 +42,42 @@ class DecodeScheduler:
 
     def leave(self, request: Request) -> None:
         """Lets go of a sequence that runs no more; one that does not decode is no error."""
-        self._decodes.leave(request)
+        self.decodes.leave(request)
 
     def schedule(self, step: StepBuilder, most: int) -> None:
         """Adds the decodes; there is room for all. In a pipeline they are at most `most`."""
-        needing = self._join()
+        needing = self._join() if self._joining else []
         if self._is_pipeline:
             self._schedule_part(step, most)
             return
-        decodes = self._decodes
+        decodes = self.decodes
         decodes.leave_ended()
         border = decodes.at_border(decodes.num_steps)
         if border:
             needing = [*needing, *border]
         if needing:
             self._append(needing, step)
-        batch, number = decodes.batch, decodes.num_steps
+        batch, number = decodes.batch(), decodes.num_steps
         if batch.requests:
             step.add_decodes(batch, number, decodes.num_kv_tokens, begins_block=bool(needing))
             decodes.advance(step.step_id)
 
     def take(self, output: SchedulerOutput, token_ids: Sequence[int]) -> list[tuple[Request, int]]:
-        """Gives the decodes of a step their tokens, which come first in `token_ids`.
+        """Gives the sequences of a step their tokens, in the order of its rows.
 
         Returns those that may end by it, in order, each with its token.
         """
-        decodes, batch = self._decodes, output.batch
-        if batch is not decodes.batch or self._is_pipeline:
+        taken = self._take_decodes(output, token_ids)
+        if output.prompts:
+            taken += self._take_first_tokens(output, token_ids)
+        return taken
+
+    # -- internals ----------------------------------------------------------------------------
+    def _take_decodes(
+        self, output: SchedulerOutput, token_ids: Sequence[int]
+    ) -> list[tuple[Request, int]]:
+        decodes, batch = self.decodes, output.batch
+        if batch is not decodes.current:
             return self._take_each(batch, token_ids)
         kv, number = self._kv, output.batch_step
         for request in decodes.at_border(number + 1):
@@ -88,7 +92,20 @@ class DecodeScheduler:
             if token_id in request.stop_token_ids or request in ending
         ]
 
-    def take_one(self, request: Request, token_id: int) -> bool:
+    def _take_first_tokens(
+        self, output: SchedulerOutput, token_ids: Sequence[int]
+    ) -> list[tuple[Request, int]]:
+        """Behind the tokens of the decodes: those of prompts that end, and of their forks."""
+        taken, row, over = [], output.num_decodes, RequestStatus.FINISHED
+        for item in output.prompts:
+            for request in (item.request, *item.forks) if item.samples else ():
+                token_id = token_ids[row]
+                row += 1
+                if request.status is not over and self._take_one(request, token_id):
+                    taken.append((request, token_id))
+        return taken
+
+    def _take_one(self, request: Request, token_id: int) -> bool:
         """Gives a running or preempted sequence a token; whether it may end by that."""
         token_ids = request.token_ids
         num_computed = len(token_ids)  # all that it was sampled from
@@ -98,24 +115,21 @@ class DecodeScheduler:
         request.num_in_flight_tokens -= 1
         return token_id in request.stop_token_ids or num_computed >= request.max_computed_tokens
 
-    # -- internals ----------------------------------------------------------------------------
     def _take_each(self, batch: DecodeBatch, token_ids: Sequence[int]) -> list[tuple[Request, int]]:
         """Somebody has joined or left since: some may have ended, or wait again."""
         over = RequestStatus.FINISHED
         return [
             (request, token_id)
             for request, token_id in zip(batch.requests, token_ids, strict=False)
-            if request.status is not over and self.take_one(request, token_id)
+            if request.status is not over and self._take_one(request, token_id)
         ]
 
     def _join(self) -> list[Request]:
         """Takes in who waits to join; returns those that have no slot for their token."""
-        if not self._joining:
-            return []
         needing = []
         for request in self._joining:
             if request.status is RequestStatus.RUNNING:
-                self._decodes.join(request)
+                self.decodes.join(request)
                 if request.num_computed_tokens >= request.num_slots:
                     needing.append(request)
         self._joining = []
@@ -136,12 +150,12 @@ class DecodeScheduler:
     ) -> None:
         """Whoever comes first gets a block, if need be from one that is not served yet."""
         wanted = set(needing)
-        for request in self._decodes.requests.copy():
+        for request in self.decodes.requests.copy():
             if request.status is not RequestStatus.RUNNING:
                 continue  # preempted for another
             if request in wanted and not self._take_block(request, secure_block, step):
                 if request.status is RequestStatus.RUNNING:
-                    self._decodes.leave(request)
+                    self.decodes.leave(request)
                     self._joining.append(request)
                 continue
             request.last_step_id = step.step_id
@@ -161,7 +175,7 @@ class DecodeScheduler:
         requests: list[Request] = []
         starts: list[int] = []
         # Preempting takes requests out on the way.
-        for request in self._decodes.requests.copy():
+        for request in self.decodes.requests.copy():
             start = request.num_computed_tokens
             if (
                 len(requests) >= most
