@@ -173,6 +173,22 @@ def test_a_link_carries_messages_in_order_and_tells_of_its_end() -> None:
     here.close()
 
 
+def test_a_message_for_a_lost_connection_is_an_error_that_names_it() -> None:
+    is_lost = threading.Event()
+    here = LinkHub("127.0.0.1", b"token", print)
+    there = LinkHub("127.0.0.1", b"token", lambda name: is_lost.set())
+    receiver = here.receiver("greetings", 64)
+    sender = there.sender("greetings", receiver.address)
+    receiver.accept()
+    there.watch()
+    here.close()
+    assert is_lost.wait(20)
+    with pytest.raises(EngineDeadError, match=r"^the connection for greetings is lost$"):
+        for _ in range(1000):
+            sender.send(np.zeros(8, dtype=np.uint8))
+    there.close()
+
+
 def test_a_connection_without_the_token_is_refused() -> None:
     here, there = LinkHub("127.0.0.1", b"token", print), LinkHub("127.0.0.1", b"other", print)
     receiver = here.receiver("greetings", 64)
@@ -252,15 +268,29 @@ def test_hosts_give_the_tokens_of_one_process(
         assert answers(llm) == expected
 
 
-def test_a_host_that_fails_ends_the_steps_with_its_reason(on_hosts: Callable[..., Any]) -> None:
-    llm, workers = on_hosts(1, [HERE, "away"])
-    bridge = workers[1]._bridge
-    threading.Timer(0.2, lambda: bridge.end("the host is on fire")).start()
+def run_until_dead(llm: LLM) -> None:
     long = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
-    with pytest.raises(EngineDeadError, match=r"the host is on fire|connection for .* is lost"):
-        for _ in range(100):
+    with llm:
+        for _ in range(1000):
             llm.generate([[5, 6]], long)
-    llm._core._on_close()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_host_that_fails_ends_the_steps_with_its_reason(
+    on_hosts: Callable[..., Any], failing: int
+) -> None:
+    llm, workers = on_hosts(1, [HERE, "away", "far"])
+    bridge = workers[failing]._bridge
+    threading.Timer(0.2, lambda: bridge.end("the host is on fire")).start()
+    with pytest.raises(EngineDeadError, match=r"^the host is on fire$"):
+        run_until_dead(llm)
+
+
+def test_a_host_that_vanishes_ends_the_steps(on_hosts: Callable[..., Any]) -> None:
+    llm, workers = on_hosts(1, [HERE, "away"])
+    threading.Timer(0.2, workers[1]._bridge.close).start()
+    with pytest.raises(EngineDeadError, match=r"^the connection for .* is lost$"):
+        run_until_dead(llm)
 
 
 def test_a_rank_s_own_error_is_the_engine_s(

@@ -53,6 +53,36 @@ def answers(llm: LLM) -> list[list[int]]:
     ]
 
 
+WITHOUT_NATIVE = """
+import sys
+sys.modules["takt._native"] = None
+from takt import LLM
+from takt.errors import ConfigError
+try:
+    LLM(sys.argv[1], backend="torch", **{sys.argv[2]: 2}, distributed_executor_backend=sys.argv[3])
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "backend"), [("tensor_parallel_size", "mp"), ("pipeline_parallel_size", "ray")]
+)
+def test_ranks_without_the_native_module_are_refused_in_one_line(
+    divisible: Callable[..., Path], size: str, backend: str
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NATIVE, str(divisible("llama")), size, backend],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    (line,) = result.stdout.splitlines()
+    assert "the native module takt._native cannot be loaded" in line
+    assert "make install" in line
+
+
 def test_a_rank_whose_engine_is_gone_ends_without_a_word() -> None:
     ours, theirs = socket_pair()
     with theirs:

@@ -18,7 +18,7 @@ from takt.engine.requests import RequestRules
 from takt.engine.runner import Runner, StepTokens
 from takt.engine.sizing import EngineSizes
 from takt.engine.step_buffer import FilledStep
-from takt.errors import InvalidRequestError, InvariantError
+from takt.errors import EngineDeadError, InvalidRequestError, InvariantError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.decode_batch import DecodeBatch
@@ -203,9 +203,13 @@ class EngineCore:
 
     def close(self) -> None:
         """Ends what belongs to the model (threads, memory); the core is of no use afterwards."""
-        while self._runner.num_in_flight:
-            self._runner.wait()
-        self._on_close()
+        try:
+            while self._runner.num_in_flight:
+                self._runner.wait()
+        except EngineDeadError:
+            pass  # whoever made the steps knows
+        finally:
+            self._on_close()
 
     def _take_outputs(self) -> list[RequestOutput]:
         outputs, self._outputs = self._outputs, []

@@ -46,7 +46,11 @@ class HostsExecutor:
         self._segment.order[number % self.max_steps_in_flight] = buffer
         self._submitted_signal.post(number)
         if self._ranks.step_links:
-            self._sender.send_input(number, buffer, step)
+            try:
+                self._sender.send_input(number, buffer, step)
+            except EngineDeadError as error:
+                self._ranks.end(str(error))
+                raise EngineDeadError(self._ranks.cause()) from None
 
     def wait(self) -> None:
         self._num_completed += 1

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -20,12 +21,15 @@ from takt.errors import EngineDeadError
 from takt.loading.hub import resolve_model
 from takt.ops.create import num_usable_cpus
 from takt.parallel.bridge import HostBridge
-from takt.parallel.host_link import LinkHub
+from takt.parallel.host_link import LinkHub, lost
 from takt.parallel.host_map import host_key
 from takt.parallel.segment import Segment
 from takt.parallel.segment_door import SegmentDoor, fetch_segment
 
 _log = logging.getLogger("takt.engine.rank")
+
+LAST_WORDS_SECONDS = 1.0
+"""Between a host's cause, which goes to the engine, and the end of its connections."""
 
 P = ParamSpec("P")
 AnswerT = TypeVar("AnswerT")
@@ -60,6 +64,7 @@ class RankWorker:
         self._segment: Segment | None = None
         self._door: SegmentDoor | None = None
         self._bridge: HostBridge | None = None
+        self._closing: threading.Timer | None = None
 
     def place(self) -> RankPlace:
         return RankPlace(self._key, num_usable_cpus())
@@ -147,14 +152,22 @@ class RankWorker:
         self._segment.abort()
         if self._bridge is not None:
             self._bridge.end("")
-            self._bridge.close()
+            self._bridge.join()
             cause = cause or self._bridge.cause
+            # A connection's end would be heard first, and says less than the cause.
+            self._closing = threading.Timer(LAST_WORDS_SECONDS, self._bridge.close)
+            self._closing.daemon = True
+            self._closing.start()
         return cause
 
     def close(self) -> None:
         """For a worker that does not end with its process."""
+        if self._closing is not None:
+            self._closing.cancel()
+        if self._bridge is not None:
+            self._bridge.close()
         self._model.close()
 
     def _lose(self, name: str) -> None:
         assert self._bridge is not None
-        self._bridge.end(f"the connection for {name} is lost")
+        self._bridge.end(lost(name))

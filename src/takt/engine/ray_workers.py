@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -57,13 +58,17 @@ class RayWorkers:
         runs = {actor.serve.remote(): rank for rank, actor in enumerate(self._actors)}
 
         def watch() -> None:
-            done, running = self._ray.wait(list(runs), num_returns=1)
-            causes = [self._cause(runs[each], each) for each in done]
-            if not any(causes) and running and not self._is_closing:
-                more, _ = self._ray.wait(running, num_returns=1, timeout=_LAST_WORDS_SECONDS)
-                causes += [self._cause(runs[each], each) for each in more]
+            running, seconds, deadline = list(runs), None, math.inf
+            cause = ""
+            while running and not cause and not self._is_closing:
+                done, running = self._ray.wait(running, num_returns=1, timeout=seconds)
+                cause = next(filter(None, (self._cause(runs[each], each) for each in done)), "")
+                deadline = min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
+                seconds = deadline - time.monotonic()
+                if seconds <= 0:
+                    break
             if not self._is_closing:
-                on_end(next(filter(None, causes), "a rank has ended"))
+                on_end(cause or "a rank has ended")
 
         self._thread = threading.Thread(target=watch, name="takt-ray", daemon=True)
         self._thread.start()

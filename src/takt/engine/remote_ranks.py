@@ -16,7 +16,7 @@ from takt.engine.rank_failure import raise_failure
 from takt.engine.rank_model import check_num_ranks, layout_of, rank_threads
 from takt.engine.rank_wire import RankFailed, RankLoaded, RankOrder, RankSizes
 from takt.engine.wire import config_to_plain
-from takt.parallel.host_link import LinkHub, LinkReceiver, LinkSender
+from takt.parallel.host_link import LinkHub, LinkReceiver, LinkSender, lost
 from takt.parallel.host_map import ENGINE_HOST, HostMap, host_key
 from takt.parallel.segment import Segment, SegmentPlan
 from takt.parallel.segment_door import SegmentDoor
@@ -25,6 +25,7 @@ from takt.parallel.step_links import RESULTS, max_step_bytes, steps_name
 _log = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 32
+_CAUSE_SECONDS = 2.0
 
 
 class RankWorkers(Protocol):
@@ -59,6 +60,7 @@ class RemoteRanks:
         self._config = config
         self._lock = threading.Lock()
         self._cause: str | None = None
+        self._has_ended = threading.Event()
         self._is_closed = False
         self._hub: LinkHub | None = None
         self.segment: Segment | None = None
@@ -131,13 +133,14 @@ class RemoteRanks:
             os.close(fd)
         if host_map.num_hosts > 1:
             self._connect(order, addresses)
-        self._workers.serve(self._end)
+        self._workers.serve(self.end)
         if self._hub is not None:
             self._hub.watch()
         return self.segment
 
     def cause(self) -> str:
-        """Why steps have stopped."""
+        """Why steps have stopped: they may do so before the one who knows why has said it."""
+        self._has_ended.wait(_CAUSE_SECONDS)
         return self._cause or "a rank has ended"
 
     def close(self) -> None:
@@ -188,14 +191,16 @@ class RemoteRanks:
                 _log.warning(warning)
 
     def _lose(self, name: str) -> None:
-        self._end(f"the connection for {name} is lost")
+        self.end(lost(name))
 
-    def _end(self, cause: str) -> None:
+    def end(self, cause: str) -> None:
+        """Ends all waits; the first cause is the one that is told."""
         with self._lock:
             if self._is_closed or self._cause is not None:
                 return
             # Whoever is woken asks for it.
             self._cause = cause
+            self._has_ended.set()
             os.eventfd_write(self._sentinel, 1)
             if self.segment is not None:
                 self.segment.abort()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from takt import _native
 from takt.errors import EngineDeadError
 from takt.parallel.host_link import LinkHub, LinkReceiver, LinkSender
 from takt.parallel.host_map import ENGINE_HOST, HostMap
@@ -28,6 +28,9 @@ from takt.parallel.step_links import (
     steps_name,
 )
 from takt.types.step import StepInput, StepLimits, StepOutput
+
+if TYPE_CHECKING:
+    from takt import _native
 
 
 class HostBridge:
@@ -56,6 +59,7 @@ class HostBridge:
         self._hidden_size = hidden_size
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._closing = threading.Lock()
         self.cause = ""
         """Why it ended, if it did so by itself."""
         buffers = range(segment.plan.num_buffers)
@@ -103,11 +107,17 @@ class HostBridge:
         self._segment.abort()
         self._hub.stop()
 
-    def close(self) -> None:
-        """After `end`: waits for the threads and closes the connections."""
+    def join(self) -> None:
+        """After `end`: returns once nothing is carried any more. Connections stay open."""
         for thread in self._threads:
             thread.join()
-        self._hub.close()
+
+    def close(self) -> None:
+        """Ends the connections too, which is how other hosts hear of it. May be called again."""
+        self.end("")
+        with self._closing:
+            self.join()
+            self._hub.close()
 
     # -- which way things go ------------------------------------------------------------------
     @property

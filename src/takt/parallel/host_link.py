@@ -45,6 +45,8 @@ class LinkHub:
         self.stop_fd = os.eventfd(0)
         """Readable once nothing more is to be waited for."""
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
 
     def receiver(self, name: str, max_bytes: int) -> LinkReceiver:
         """Listens on a free port of this host for messages of at most `max_bytes`."""
@@ -63,7 +65,7 @@ class LinkHub:
                 f"{self._ip} cannot reach {address} within {CONNECT_SECONDS:g} s: hosts of one "
                 "engine need all TCP ports between them open"
             )
-        return LinkSender(socket, self._token)
+        return LinkSender(name, socket, self._token)
 
     def watch(self) -> None:
         """From now on a lost connection is told, once, with a sentence."""
@@ -72,10 +74,14 @@ class LinkHub:
 
     def stop(self) -> None:
         """Ends all waits, now and later."""
-        os.eventfd_write(self.stop_fd, 1)
+        with self._lock:
+            if not self._is_closed:
+                os.eventfd_write(self.stop_fd, 1)
 
     def close(self) -> None:
-        """Ends all connections; no thread may use one any more."""
+        """Ends all connections; no thread may use one any more. May be called again."""
+        if self._is_closed:
+            return
         self.stop()
         if self._thread is not None:
             self._thread.join()
@@ -85,7 +91,9 @@ class LinkHub:
         for monitor in self._monitors:
             monitor.socket.close()
         self._context.term()
-        os.close(self.stop_fd)
+        with self._lock:
+            self._is_closed = True
+            os.close(self.stop_fd)
 
     def _socket(self, name: str) -> tuple[zmq.Socket[bytes], _Monitor]:
         socket = self._context.socket(zmq.PAIR)
@@ -187,13 +195,21 @@ class LinkReceiver:
 class LinkSender:
     """The end that connects; for one thread at a time."""
 
-    def __init__(self, socket: zmq.Socket[bytes], token: bytes) -> None:
+    def __init__(self, name: str, socket: zmq.Socket[bytes], token: bytes) -> None:
+        self._name = name
         self._socket = socket
-        self._socket.send(token)
+        self.send(np.frombuffer(token, dtype=np.uint8))
 
     def send(self, payload: np.ndarray) -> None:
-        """Queues a copy of contiguous uint8; never blocks."""
+        """Queues a copy of contiguous uint8; never blocks. Raises `EngineDeadError` once the
+        connection is lost."""
         try:
             self._socket.send(payload.data, zmq.NOBLOCK)
-        except zmq.ZMQError as error:
-            raise EngineDeadError(f"a connection to another host is lost: {error}") from error
+        except zmq.Again:
+            # Queues have no limit: only a socket without a peer takes nothing.
+            raise EngineDeadError(lost(self._name)) from None
+
+
+def lost(name: str) -> str:
+    """The sentence for a connection that has ended."""
+    return f"the connection for {name} is lost"

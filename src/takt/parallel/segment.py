@@ -9,11 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from takt import _native
+from takt.errors import ConfigError
 from takt.parallel.layout import ParallelLayout
 from takt.parallel.links import RankLinks
 from takt.parallel.shard import Shard
 from takt.types.step import StepLimits, input_layout, output_layout
+
+try:
+    from takt import _native
+except ImportError as error:
+    raise ConfigError(
+        f"ranks share memory through the native module takt._native, which cannot be loaded "
+        f"({error}); run `make install` (it needs g++), or use one rank with --backend torch"
+    ) from error
 
 _LINE = 64
 _PAGE = 4096

@@ -22,7 +22,7 @@ def check_module(sources: Path = _SOURCES) -> None:
     except ImportError as error:
         raise ConfigError(
             f"the native module takt._native cannot be loaded ({error}); run `make install` "
-            "(it needs g++), or use --backend torch"
+            "(it needs g++), or use --backend torch with one rank"
         ) from error
     if not (sources / "bindings.cc").exists():
         return
