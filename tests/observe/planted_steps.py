@@ -134,7 +134,7 @@ class PlantedEngine:
     def _write(self, seq: Sequence, now_ns: int, blocked_ns: int, cause: str | None) -> None:
         if seq.num_tokens:
             gap_ns, target_ns = now_ns - seq.written_ns, self.ledger.gap_target_ns
-            self.ledger.gap(gap_ns)
+            self.ledger.gap(gap_ns, self._step_id)
             if gap_ns > target_ns:
                 self.ledger.late_gap(
                     seq.name,

@@ -299,7 +299,7 @@ def test_percentiles_are_those_of_the_values_within_two_percent() -> None:
     rng = np.random.default_rng(3)
     gaps = rng.lognormal(np.log(5e6), 0.5, 40_000).astype(np.int64)
     for gap in gaps.tolist():
-        ledger.gap(gap)
+        ledger.gap(gap, 0)
     ledger.settle()
     itl = ledger.windows.whole().itl
     for percent in (1, 50, 99, 99.9):

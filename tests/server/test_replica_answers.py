@@ -41,6 +41,18 @@ def test_a_server_of_two_replicas() -> None:
         assert set(steps) == {"0", "1"}
         assert all(count >= 4 for count in steps.values())
         assert set(samples(url, "takt_cache_config_info")) == {"0", "1"}
+        for name, total in (
+            ("time_to_first_token_seconds_count", 4),
+            ("inter_token_latency_seconds_count", 12),
+            ("request_time_per_output_token_seconds_count", 4),
+            ("e2e_request_latency_seconds_count", 4),
+            ("prompt_tokens_total", 8),
+            ("generation_tokens_total", 16),
+        ):
+            counts = samples(url, f"takt_{name}")
+            assert set(counts) == {"0", "1"}, name
+            assert all(counts.values()), name
+            assert sum(counts.values()) == total, name
         os.kill(replicas(url)[1]["pid"], signal.SIGKILL)
         end = time.monotonic() + 60
         while replicas(url)[1]["num_restarts"] < 1:

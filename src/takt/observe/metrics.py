@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from takt.observe.engine_metrics import (
-    LATENCY_BUCKETS_SECONDS,
-    NS_PER_SECOND,
-    EngineFamilies,
-    EngineMetrics,
-    StepStats,
-)
-from takt.observe.histogram import Histogram, HistogramFamily
+from takt.observe.engine_metrics import EngineFamilies, EngineMetrics, StepStats
 from takt.observe.ledger.ledger import Ledger
 from takt.observe.ledger.metrics import LedgerMetrics
-from takt.types.step_ids import replica_of
+from takt.observe.request_metrics import RequestFamilies, RequestMetrics
+from takt.types.step_ids import STEPS_PER_REPLICA, replica_of
 
 MAX_UNSETTLED_STEPS = 4096
 
@@ -26,8 +20,8 @@ MAX_UNSETTLED_STEPS = 4096
 class Metrics:
     """Every metric of a server and its engines, in a registry that is given.
 
-    `observe_step` is fed with each step's record; the server reports tokens and requests, which are
-    not told apart by engine.
+    `observe_step` is fed with each step's record; the server reports tokens and requests, by the
+    engine that served them. What is the server's own has the label of engine 0.
     """
 
     def __init__(self, registry: CollectorRegistry, model_name: str, num_engines: int = 1) -> None:
@@ -35,44 +29,15 @@ class Metrics:
         self._labels = {"model_name": model_name, "engine": "0"}
         families = EngineFamilies(registry)
         self.engines = [EngineMetrics(families, model_name, str(i)) for i in range(num_engines)]
+        request_families = RequestFamilies(registry)
+        self.requests = [
+            RequestMetrics(request_families, model_name, str(i)) for i in range(num_engines)
+        ]
         self._new_steps: list[StepStats] = []
-        seconds = LATENCY_BUCKETS_SECONDS
-        h = self._histogram
-        self._ttft = h(
-            "time_to_first_token_seconds",
-            "Arrival of a request to its first token: written to the socket if streamed, "
-            "otherwise known to the server.",
-            seconds,
-        )
-        self._itl = h(
-            "inter_token_latency_seconds",
-            "Gap between two tokens of a choice, stamped like the first token; one per gap.",
-            seconds,
-        )
-        self._tpot = h(
-            "request_time_per_output_token_seconds",
-            "Mean gap of a choice; one per choice.",
-            seconds,
-        )
-        self._largest_gap = h(
-            "request_largest_token_gap_seconds", "Largest gap of a choice; one per choice.", seconds
-        )
-        self._e2e = h("e2e_request_latency_seconds", "Arrival of a request to its end.", seconds)
         self._make_counters()
         self._make_gauges()
 
     def _make_counters(self) -> None:
-        c = self._counter
-        self._prompt_tokens = c("prompt_tokens", "Prompt tokens of requests that ran.")
-        self._generation_tokens = c("generation_tokens", "Tokens generated.")
-        self._success = Counter(
-            "takt_request_success",
-            "Choices that ended, by reason.",
-            [*self._labels, "finished_reason"],
-            registry=self.registry,
-        )
-        for reason in ("stop", "length", "abort", "error"):
-            self._success.labels(*self._labels.values(), reason)
         self._refused = Counter(
             "takt_requests_refused",
             "Requests answered 429, by reason.",
@@ -110,35 +75,19 @@ class Metrics:
         for number, engine in enumerate(self.engines):
             engine.count([stats for stats in steps if replica_of(stats.step_id) == number])
 
-    def observe_first_token(self, elapsed_ns: int) -> None:
-        self._ttft.observe(elapsed_ns / NS_PER_SECOND)
+    def requests_of(self, step_id: int) -> RequestMetrics:
+        """Of the engine that made a step; of the first one where there was none (below 0)."""
+        return self.requests[max(replica_of(step_id), 0)]
 
-    def observe_gaps(self, gaps_ns: npt.NDArray[np.int64]) -> None:
-        """int64 `[num_gaps]`."""
-        self._itl.observe_many(gaps_ns / NS_PER_SECOND)
+    def observe_gaps(self, gaps_ns: npt.NDArray[np.int64], step_ids: npt.NDArray[np.int64]) -> None:
+        """int64 `[num_gaps]`, and the steps that ended them."""
+        engines = np.maximum(step_ids // STEPS_PER_REPLICA, 0)
+        for number, requests in enumerate(self.requests):
+            requests.observe_gaps(gaps_ns[engines == number])
 
     def observe_refusal(self, reason: str) -> None:
         """A request was not let in."""
         self._refused.labels(*self._labels.values(), reason).inc()
-
-    def observe_choice(
-        self, *, num_tokens: int, first_ns: int, last_ns: int, largest_gap_ns: int, reason: str
-    ) -> None:
-        """The end of a choice; times are the stamps of its first and last token.
-
-        One that was cut short has no mean gap: not all of its tokens were written.
-        """
-        if num_tokens > 1 and reason in ("stop", "length"):
-            self._tpot.observe((last_ns - first_ns) / (num_tokens - 1) / NS_PER_SECOND)
-            self._largest_gap.observe(largest_gap_ns / NS_PER_SECOND)
-        self._success.labels(*self._labels.values(), reason).inc()
-
-    def observe_request(
-        self, *, elapsed_ns: int, num_prompt_tokens: int, num_generated_tokens: int
-    ) -> None:
-        self._e2e.observe(elapsed_ns / NS_PER_SECOND)
-        self._prompt_tokens.inc(num_prompt_tokens)
-        self._generation_tokens.inc(num_generated_tokens)
 
     def observe_idempotent(self, outcome: str) -> None:
         """A request with a key: executed, joined, replayed or mismatch."""
@@ -160,16 +109,6 @@ class Metrics:
 
     def watch_idempotency(self, num_bytes: Callable[[], int]) -> None:
         self._idempotency_bytes.set_function(lambda: float(num_bytes()))
-
-    def _histogram(self, name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
-        family = HistogramFamily(
-            f"takt_{name}", documentation, list(self._labels), buckets, self.registry
-        )
-        return family.labels(*self._labels.values())
-
-    def _counter(self, name: str, documentation: str) -> Counter:
-        family = Counter(f"takt_{name}", documentation, list(self._labels), registry=self.registry)
-        return family.labels(*self._labels.values())
 
     def _gauge(self, name: str, documentation: str) -> Gauge:
         family = Gauge(f"takt_{name}", documentation, list(self._labels), registry=self.registry)

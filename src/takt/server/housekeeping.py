@@ -118,6 +118,6 @@ def _rehearse(clock: Clock) -> None:
                 num_redone_tiles=0,
             )
         )
-    ledger.gap(1)
+    ledger.gap(1, 2)
     ledger.late_gap("", 0, 1, 0, 1000, 1, 1, 2, 0)
     ledger.settle()

@@ -43,7 +43,7 @@ class RequestStamps:
         choice = event.choice
         if choice.first_ns:
             gap_ns = now_ns - choice.last_ns
-            self._add_gap(gap_ns)
+            self._add_gap(gap_ns, event.step_id)
             if gap_ns > choice.largest_gap_ns:
                 choice.largest_gap_ns = gap_ns
                 if gap_ns > self._gap_target_ns:
@@ -76,7 +76,7 @@ class RequestStamps:
         self._has_first = True
         ttft_ns = now_ns - self._arrival_ns
         self._is_first_in_time = ttft_ns <= self._ttft_target_ns
-        self._metrics.observe_first_token(ttft_ns)
+        self._metrics.requests_of(event.step_id).observe_first_token(ttft_ns)
         choice = event.choice
         run = choice.run
         self._ledger.first_token(
@@ -114,14 +114,15 @@ class RequestStamps:
     def _end(self, unfinished_reason: str | None) -> None:
         for choice in self._generation.choices:
             self._observe_choice(choice, choice.finish_reason or unfinished_reason or "abort")
-        self._metrics.observe_request(
-            elapsed_ns=self.now_ns() - self._arrival_ns,
-            num_prompt_tokens=self._generation.num_prompt_tokens,
-            num_generated_tokens=self._generation.num_generated_tokens,
-        )
+            if choice.number == 0:
+                prompt = choice.run.prompt.token_ids
+                self._metrics.requests_of(choice.last_step).observe_prompt(len(prompt))
+        last = max(self._generation.choices, key=lambda choice: choice.last_ns)
+        elapsed_ns = self.now_ns() - self._arrival_ns
+        self._metrics.requests_of(last.last_step).observe_request(elapsed_ns)
 
     def _observe_choice(self, choice: Choice, reason: str) -> None:
-        self._metrics.observe_choice(
+        self._metrics.requests_of(choice.last_step).observe_choice(
             num_tokens=choice.num_tokens,
             first_ns=choice.first_ns,
             last_ns=choice.last_ns,

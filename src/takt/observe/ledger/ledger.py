@@ -38,6 +38,9 @@ _NUM_WAITS = 256
 """Steps whose tokens may be on their way at once."""
 
 
+OnGaps = Callable[[npt.NDArray[np.int64], npt.NDArray[np.int64]], None]
+
+
 @dataclass(frozen=True, slots=True)
 class SLO:
     """Targets for the P99 of the gaps between tokens and of the times to the first one."""
@@ -93,10 +96,11 @@ class Ledger:
         slo: SLO | None = None,
         *,
         model: StepTimes | None = None,
-        on_gaps: Callable[[npt.NDArray[np.int64]], None] | None = None,
+        on_gaps: OnGaps | None = None,
         num_engines: int = 1,
     ) -> None:
-        """`on_gaps` gets all gaps, in nanoseconds, in the batches in which they are settled.
+        """`on_gaps` gets all gaps, in nanoseconds, and the steps that ended them, in the batches
+        in which they are settled.
 
         The numbers of steps tell which engine made them.
         """
@@ -106,6 +110,7 @@ class Ledger:
         self.steps = self._engines[0]
         self._on_gaps = on_gaps
         self._gaps = array("q", bytes(8 * _GAP_BUFFER))
+        self._gap_steps = array("q", bytes(8 * _GAP_BUFFER))
         self._num_gaps = 0
         self._notes = GapNotes()
         self._first_notes: deque[_FirstToken] = deque(maxlen=NUM_KEPT)
@@ -138,10 +143,11 @@ class Ledger:
         if steps.num_unsettled >= MAX_UNSETTLED_STEPS:
             self.settle()
 
-    def gap(self, gap_ns: int) -> None:
-        """Every gap; late ones go to `late_gap` too."""
+    def gap(self, gap_ns: int, step: int) -> None:
+        """Every gap, and the step that ended it; late ones go to `late_gap` too."""
         num = self._num_gaps
         self._gaps[num] = gap_ns
+        self._gap_steps[num] = step
         self._num_gaps = num + 1
         if num + 1 == _GAP_BUFFER:
             self._settle_gaps()
@@ -243,13 +249,14 @@ class Ledger:
 
     def _settle_gaps(self) -> None:
         times = np.array(self._gaps[: self._num_gaps], dtype=np.int64)
+        steps = np.array(self._gap_steps[: self._num_gaps], dtype=np.int64)
         self._num_gaps = 0
         window = self.windows.current
         window.itl.add(times)
         window.ttft.add(np.array(self._first_times, dtype=np.int64))
         self._first_times.clear()
         if self._on_gaps is not None and len(times):
-            self._on_gaps(times)
+            self._on_gaps(times, steps)
 
     def _settle_late_gaps(self) -> None:
         rows, request_ids = self._notes.take()
