@@ -100,5 +100,5 @@ def _start(
         workers.close()
         raise
     _log.info("hosts of the ranks: %s", list(ranks.host_map.hosts))
-    _log.info("bytes read by rank: %s", [one.num_bytes_read for one in loaded])
+    _log.debug("bytes read by rank: %s", [one.num_bytes_read for one in loaded])
     return ranks, loaded

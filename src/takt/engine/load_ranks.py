@@ -57,7 +57,7 @@ def load_ranks(
         _log.warning(warning)
     ranks = _Ranks(config, path, model_config.hidden_size, num_cpus, on_progress)
     model, loaded = ranks.model, ranks.loaded
-    _log.info("bytes read by rank: %s", [one.num_bytes_read for one in loaded])
+    _log.debug("bytes read by rank: %s", [one.num_bytes_read for one in loaded])
     layout = model.layout
     return LoadedModel(
         kv_shape=KVShape(
