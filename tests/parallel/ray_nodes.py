@@ -29,7 +29,9 @@ class RayNode:
     ) -> None:
         self.address = address
         port = address.rpartition(":")[2]
-        place = ["--head", f"--port={port}"] if head else [f"--address={address}"]
+        place = [f"--address={address}"]
+        if head:
+            place = ["--head", f"--port={port}", "--include-dashboard=false"]
         self._process = subprocess.Popen(
             [
                 *inside,
@@ -42,7 +44,6 @@ class RayNode:
                 "--num-gpus=0",
                 f"--resources={json.dumps({'takt_rank': num_ranks})}",
                 f"--object-store-memory={80 << 20}",
-                "--include-dashboard=false",
                 "--disable-usage-stats",
             ],
             env=os.environ | QUIET,

@@ -72,14 +72,14 @@ def test_ranks_without_the_native_module_are_refused_in_one_line(
     divisible: Callable[..., Path], size: str, backend: str
 ) -> None:
     result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NATIVE, str(divisible("llama")), size, backend],
+        [sys.executable, "-c", WITHOUT_NATIVE, str(divisible("gemma3")), size, backend],
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert (result.returncode, result.stderr) == (0, "")
     (line,) = result.stdout.splitlines()
-    assert "the native module takt._native cannot be loaded" in line
+    assert "takt._native" in line
     assert "make install" in line
 
 

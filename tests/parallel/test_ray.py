@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from ray_nodes import RayNode, free_port, wait_until_listening
-from test_hosts import SIZES, answers
+from test_hosts import GREEDY, SIZES, answers
 
 from takt import LLM, SamplingParams
 from takt.config import (
@@ -28,7 +28,9 @@ from takt.engine import ray_cluster, ray_workers
 from takt.engine.client import EngineState
 from takt.engine.messages import AddRequest
 from takt.engine.proc_client import ProcessEngineClient
+from takt.engine.replicas import ReplicatedEngineClient
 from takt.errors import ConfigError, EngineDeadError
+from takt.types.step_ids import replica_of
 
 pytestmark = pytest.mark.oracle
 
@@ -105,7 +107,45 @@ def test_the_death_of_an_actor_is_told_and_mended(
     asyncio.run(asyncio.wait_for(work(), 200))
 
 
-async def collect(client: ProcessEngineClient, name: str, max_tokens: int) -> list[int]:
+def test_replicas_on_ray_give_the_tokens_of_one_process_and_survive_one_another(
+    divisible: Callable[..., Path], joined: str
+) -> None:
+    path = str(divisible("gemma3"))
+    with LLM(path, num_threads=1, **SIZES) as llm:
+        expected = llm.generate([[5, 6, 7]], GREEDY)[0].outputs[0].token_ids
+    config = EngineConfig(
+        model=ModelConfigOptions(model=path, max_model_len=256, dtype="float32", num_threads=1),
+        cache=CacheOptions(kv_cache_memory_bytes=16 << 20),
+        scheduler=SchedulerOptions(max_num_seqs=8, max_num_batched_tokens=32),
+        parallel=ParallelOptions(data_parallel_size=2, distributed_executor_backend="ray"),
+    )
+
+    async def work() -> None:
+        seen: set[int] = set()
+        client = ReplicatedEngineClient(config, on_step=lambda s: seen.add(replica_of(s.step_id)))
+        await client.start()
+        try:
+            names = [f"r{i}" for i in range(4)]
+            answers = await asyncio.gather(*(collect(client, name, 12) for name in names))
+            assert answers == [expected] * 4
+            assert seen == {0, 1}
+            pids = actor_pids()
+            assert len(pids) == 2
+            os.kill(pids[0], signal.SIGKILL)
+            while not sum(status.num_restarts for status in client.replicas):
+                await asyncio.sleep(0.01)
+            assert await collect(client, "meanwhile", 12) == expected
+            while any(status.state is not EngineState.READY for status in client.replicas):
+                await asyncio.sleep(0.01)
+        finally:
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(work(), 200))
+
+
+async def collect(
+    client: ProcessEngineClient | ReplicatedEngineClient, name: str, max_tokens: int
+) -> list[int]:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     tokens: list[int] = []
     async for output in client.generate(AddRequest(name, [5, 6, 7], sampling)):
