@@ -3,6 +3,8 @@
     python benchmarks/rank_deaths.py             SmolLM2, TP 3 and PP 3: 20 kills each
     python benchmarks/rank_deaths.py --quick     4 kills each, one of each moment
     python benchmarks/rank_deaths.py -tp 1 -pp 4 one layout
+    python benchmarks/rank_deaths.py --backend ray   ranks as actors of a Ray that the engine starts
+    python benchmarks/rank_deaths.py -tp 3 --first 10   the last 10 of 20: a run may be had in parts
 
 Which rank and when are drawn: while prompts are computed, in the middle of 8 streams, while the
 engine sleeps, or again while it is being started after a kill. The bar: after each kill whatever a
@@ -21,6 +23,7 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +44,8 @@ BAR_SECONDS = 5.0
 RESTART_SECONDS = 180.0
 """Longer than any restart takes: what is not back by then does not come back by itself."""
 NUM_STREAMS = 8
-LAYOUTS = ((3, 1), (1, 3))
+NUM_KILLS = 20
+LAYOUTS = {"mp": ((3, 1), (1, 3)), "ray": ((1, 2),)}
 SEED = 5
 
 
@@ -56,7 +60,7 @@ class Moment(enum.Enum):
 class Kill:
     moment: Moment
     victim: int
-    """Place among the ranks; the engine is rank 0."""
+    """Place among the processes, the engine's in front. With mp it is rank 0; with ray no rank."""
     delay_s: float
 
 
@@ -68,25 +72,32 @@ class Outcome:
     """Kill to the restarted engine's being ready."""
 
 
-def draw(rng: random.Random, num_ranks: int, num_kills: int) -> list[Kill]:
-    """Each moment equally often, in random order, on random ranks."""
+def draw(rng: random.Random, num_processes: int, num_kills: int) -> list[Kill]:
+    """Each moment equally often, in random order, on random processes."""
     moments = [list(Moment)[i % len(Moment)] for i in range(num_kills)]
     rng.shuffle(moments)
-    return [Kill(each, rng.randrange(num_ranks), rng.uniform(0.0, 0.4)) for each in moments]
+    return [Kill(each, rng.randrange(num_processes), rng.uniform(0.0, 0.4)) for each in moments]
 
 
 def rank_pids(engine_pid: int) -> list[int]:
-    """Of the rank processes that an engine has started, zombies aside."""
-    found = []
+    """Of the rank processes that an engine has started, zombies aside; actors are its Ray's."""
+    parents, ranks = {}, []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             state, ppid = process.joinpath("stat").read_text().rsplit(")", 1)[1].split()[:2]
             command = process.joinpath("cmdline").read_bytes()
         except OSError:
             continue
-        if int(ppid) == engine_pid and state != "Z" and b"rank_process" in command:
-            found.append(int(process.name))
-    return sorted(found)
+        parents[int(process.name)] = int(ppid)
+        if state != "Z" and (b"rank_process" in command or command.startswith(b"ray::RankWorker")):
+            ranks.append(int(process.name))
+    return sorted(rank for rank in ranks if engine_pid in _ancestors(rank, parents))
+
+
+def _ancestors(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    while pid in parents:
+        pid = parents[pid]
+        yield pid
 
 
 class Streams:
@@ -170,28 +181,33 @@ async def run_kill(client: ProcessEngineClient, kill: Kill, turn: int) -> Outcom
     return Outcome(told_s, whole_s)
 
 
-async def run(model: str, layout: tuple[int, int], num_kills: int, seed: int) -> list[Outcome]:
+async def run(options: argparse.Namespace, layout: tuple[int, int]) -> list[Outcome]:
     tensor_size, num_stages = layout
     config = EngineConfig(
-        model=ModelConfigOptions(model=model, max_model_len=2048),
+        model=ModelConfigOptions(model=options.model, max_model_len=2048),
         cache=CacheOptions(kv_cache_memory_bytes=384 << 20),
         scheduler=SchedulerOptions(max_num_seqs=16, max_num_batched_tokens=64),
         parallel=ParallelOptions(
-            tensor_parallel_size=tensor_size, pipeline_parallel_size=num_stages
+            tensor_parallel_size=tensor_size,
+            pipeline_parallel_size=num_stages,
+            distributed_executor_backend=options.backend,
         ),
     )
     client = ProcessEngineClient(config)
     await client.start()
     outcomes = []
     try:
-        rng = random.Random(f"{seed} {tensor_size} x {num_stages}")
-        for turn, kill in enumerate(draw(rng, tensor_size * num_stages, num_kills)):
+        rng = random.Random(f"{options.seed} {tensor_size} x {num_stages}")
+        num_processes = tensor_size * num_stages + (options.backend == "ray")
+        num_kills = len(Moment) if options.quick else NUM_KILLS
+        kills = list(enumerate(draw(rng, num_processes, num_kills)))
+        for turn, kill in kills[options.first :]:
             work = run_kill(client, kill, turn)
             outcomes.append(await asyncio.wait_for(work, RESTART_SECONDS))
             last = outcomes[-1]
             print(
-                f"  rank {kill.victim}, {kill.moment.value}: told in {last.told_s:.2f} s, whole in "
-                f"{last.whole_s:.1f} s",
+                f"  process {kill.victim}, {kill.moment.value}: told in {last.told_s:.2f} s, "
+                f"whole in {last.whole_s:.1f} s",
                 flush=True,
             )
     finally:
@@ -206,15 +222,18 @@ def main() -> None:
     parser.add_argument("-tp", type=int)
     parser.add_argument("-pp", type=int)
     parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--backend", choices=tuple(LAYOUTS), default="mp")
+    parser.add_argument("--first", type=int, default=0, help="number of kills to leave out")
     options = parser.parse_args()
-    layouts = LAYOUTS
+    layouts = LAYOUTS[options.backend]
     if options.tp is not None or options.pp is not None:
         layouts = ((options.tp or 1, options.pp or 1),)
-    num_kills = len(Moment) if options.quick else 20
     is_met = True
     for layout in layouts:
-        print(f"TP {layout[0]} x PP {layout[1]}, seed {options.seed}", flush=True)
-        outcomes = asyncio.run(run(options.model, layout, num_kills, options.seed))
+        print(
+            f"TP {layout[0]} x PP {layout[1]}, {options.backend}, seed {options.seed}", flush=True
+        )
+        outcomes = asyncio.run(run(options, layout))
         slowest = max(outcome.told_s for outcome in outcomes)
         is_met = is_met and slowest <= BAR_SECONDS
         verdict = "met" if slowest <= BAR_SECONDS else "missed"
