@@ -50,7 +50,8 @@ def divide_host(
     """
     size = config.parallel.data_parallel_size
     num_ranks = config.parallel.num_ranks
-    _check_room(config, num_cpus)
+    if config.parallel.distributed_executor_backend != "ray":
+        _check_room(config, num_cpus)  # with Ray each engine looks at the hosts of its ranks
     num_threads = config.model.num_threads or max(1, num_cpus // (size * num_ranks))
     cpus = _in_order(topology)
     whole = place(
