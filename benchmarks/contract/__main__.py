@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from benchmarks.contract.bars import (
     causes,
     goodput,
@@ -76,6 +77,9 @@ def main() -> int:
     )
     (folder / "contract.html").write_text(page(title, titles, results, session))
     console.print(f"written to {folder}/contract.json and contract.html")
+    if "mixed" in session.__dict__:
+        np.savez_compressed(folder / "contract_steps.npz", **session.mixed.steps)
+        console.print(f"steps of the mixed load: {folder}/contract_steps.npz")
     missed = any(f.verdict is Verdict.MISSED for r in results.values() for f in r.figures)
     return 1 if missed else 0
 

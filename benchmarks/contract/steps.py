@@ -25,13 +25,17 @@ def periods_ns(steps: Columns) -> npt.NDArray[np.int64]:
     return own + np.where((between >= 0) & (between <= _PAUSE_NS), between, 0)
 
 
-def fitted(steps: Columns) -> StepTimeModel:
-    """A model of the periods of these steps, with all their residuals."""
+def samples(steps: Columns, times_ns: npt.NDArray[np.int64]) -> list[tuple[StepFeatures, float]]:
+    """What each step did, and its time."""
     names = ("num_decode_seqs", "num_prefill_tokens", "num_kv_tokens_read", "num_qk_pairs")
     rows = zip(*(steps[name].tolist() for name in names), strict=True)
-    samples = [
-        (StepFeatures(*row), float(period))
-        for row, period in zip(rows, periods_ns(steps).tolist(), strict=True)
+    return [
+        (StepFeatures(*row), float(time)) for row, time in zip(rows, times_ns.tolist(), strict=True)
     ]
-    thin = max(1, len(samples) // _FIT_SAMPLES)
-    return StepTimeModel.fit(samples[::thin]).with_residuals(samples)
+
+
+def fitted(steps: Columns) -> StepTimeModel:
+    """A model of the periods of these steps, with all their residuals."""
+    timed = samples(steps, periods_ns(steps))
+    thin = max(1, len(timed) // _FIT_SAMPLES)
+    return StepTimeModel.fit(timed[::thin]).with_residuals(timed)

@@ -77,6 +77,12 @@ class UnitTimes:
     def p99_ns(self, features: StepFeatures) -> float:
         return self.predict_ns(features)
 
+    def ratio(self, late_share: float) -> float:
+        return 1.0
+
+    def late_share(self, features: StepFeatures, limit_ns: float) -> float:
+        return float(self.predict_ns(features) > limit_ns)
+
 
 class ScheduleRunner:
     """A scheduler with its pool, and the steps in flight, oldest first."""

@@ -32,6 +32,12 @@ class Machine:
     def p99_ns(self, features: StepFeatures) -> float:
         return 1.1 * self.predict_ns(features)
 
+    def ratio(self, late_share: float) -> float:
+        return 1.1
+
+    def late_share(self, features: StepFeatures, limit_ns: float) -> float:
+        return float(self.p99_ns(features) > limit_ns)
+
 
 class PaceRunner:
     def __init__(
@@ -226,6 +232,7 @@ def test_prompts_progress_even_where_decodes_take_all_the_time() -> None:
         runner.add(f"r{i}", 4, 1200)
     runner.step()
     runner.machine.p99_ns = lambda f: 7.0 * MS  # type: ignore[method-assign]
+    runner.machine.late_share = lambda f, limit: 0.0  # type: ignore[method-assign]
     runner.add("late", 16, 1)
     runner.scheduler._may_join = lambda *_: True  # type: ignore[method-assign]
     runner.run()
@@ -320,9 +327,10 @@ def serve(load: Sequence[tuple[int, int, int, int]], slowness: float = 1.0) -> P
 
 def check_budget(runner: PaceRunner, output: SchedulerOutput) -> None:
     """A step that takes of a prompt ends, by the model's own P99, before the tightest deadline."""
-    limit_ns = runner.scheduler.last_limit_ns
-    if limit_ns is None or output.num_prefill_tokens == 0:
+    bounds = runner.scheduler.last_bounds
+    if not bounds or output.num_prefill_tokens == 0:
         return
+    (limit_ns, *_), *_ = bounds
     num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
     features = StepFeatures(num_decodes, output.num_prefill_tokens, 0, 0)
     assert num_decodes > 0

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from takt.scheduler.load_snapshot import LoadSnapshot, SnapshotModel
-from takt.scheduler.prefill_budget import largest_chunk, with_chunk
-from takt.scheduler.step_time import StepCoefficients, StepFeatures
+from takt.scheduler.prefill_budget import StepBound, largest_chunk, with_chunk
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 
 class Hinge:
@@ -23,6 +23,12 @@ class Hinge:
         return max(self._flat_ns + 0.01 * features.num_prefill_tokens, work)
 
     p99_ns = predict_ns
+
+    def ratio(self, late_share: float) -> float:
+        return 1.0
+
+    def late_share(self, features: StepFeatures, limit_ns: float) -> float:
+        return 0.0
 
 
 STEP = StepFeatures(8, 0, 4000, 4000)
@@ -42,12 +48,14 @@ def test_it_is_the_largest_that_is_within_the_limit(
 ) -> None:
     machine = Hinge(flat, token, pair)
     fitting = [n for n in range(1, most + 1) if machine.p99_ns(with_chunk(STEP, start, n)) <= limit]
-    assert largest_chunk(machine, STEP, start, most, limit) == max(fitting, default=0)
+    assert largest_chunk(machine, STEP, start, most, [StepBound(limit, 0.01)]) == max(
+        fitting, default=0
+    )
 
 
 def test_a_straight_line_takes_few_predictions() -> None:
     machine = Hinge(0.0, 10.0, 0.0)
-    assert largest_chunk(machine, STEP, 0, 512, 1234.5) == 123
+    assert largest_chunk(machine, STEP, 0, 512, [StepBound(1234.5, 0.01)]) == 123
     assert machine.num_asked <= 6
 
 
@@ -64,38 +72,32 @@ coefficients = st.builds(
 @settings(max_examples=200, deadline=None)
 @given(
     pieces=st.tuples(coefficients, coefficients),
-    ratio=st.floats(1, 1.5),
     start=st.integers(0, 3000),
     most=st.integers(1, 600),
     limit=st.floats(1e5, 1e8),
 )
 def test_a_forecasts_root_is_what_a_search_finds(
     pieces: tuple[StepCoefficients, StepCoefficients],
-    ratio: float,
     start: int,
     most: int,
     limit: float,
 ) -> None:
-    model = snapshot_model(pieces, (ratio,) * 9)
+    model = snapshot_model(pieces)
     found = model.largest_chunk(STEP, start, most, limit)
-    searched = largest_chunk(model, STEP, start, most, limit)
+    searched = largest_chunk(Exact(pieces), STEP, start, most, [StepBound(limit, 0.01)])
     assert abs(found - searched) <= 1  # which side of the limit a time falls on may be rounding
     if found:
-        assert model.p99_ns(with_chunk(STEP, start, found)) <= limit * (1 + 1e-9)
+        assert model.predict_ns(with_chunk(STEP, start, found)) <= limit * (1 + 1e-9)
 
 
-def test_a_kind_of_larger_chunks_that_scatters_less_is_preferred() -> None:
-    pieces = (StepCoefficients(1e6, 0, 1e4, 0, 0),) * 2
-    scattering = snapshot_model(pieces, (1.0,) * 5 + (2.0, 2.0, 1.0, 1.0))
-    # 129 tokens take 2.29 ms at the P99, and as few as 15 take 2.3.
-    assert scattering.largest_chunk(STEP, 0, 512, 2.4e6) == 140
-    assert scattering.largest_chunk(STEP, 0, 100, 2.4e6) == 20
-    assert scattering.largest_chunk(STEP, 0, 512, 1.9e6) == 0
+class Exact(Hinge):
+    """A model's two pieces, and no step that differs."""
+
+    def __init__(self, pieces: tuple[StepCoefficients, StepCoefficients]) -> None:
+        self.predict_ns = StepTimeModel(pieces).predict_ns  # type: ignore[method-assign]
 
 
-def snapshot_model(
-    pieces: tuple[StepCoefficients, StepCoefficients], ratios: tuple[float, ...]
-) -> SnapshotModel:
+def snapshot_model(pieces: tuple[StepCoefficients, StepCoefficients]) -> SnapshotModel:
     snapshot = LoadSnapshot(
         num_taken=0,
         end_ns=0,
@@ -111,7 +113,9 @@ def snapshot_model(
         prefill_token_ns=1.0,
         jobs=[],
         pieces=pieces,
-        ratios=ratios,
+        ratios=(1.0,) * 9,
+        peak_ratio=1.0,
+        room=1.0,
         mean_error=0.0,
         covered=0.99,
     )

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from takt.errors import InvalidRequestError
+from takt.scheduler.deadline import deadline_order
 from takt.scheduler.forecast import ITL_AT_PEAK, PROMISES, Fluid, Forecast
+from takt.scheduler.gap_risk import HEADROOM
 from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
-from takt.scheduler.pace import HEADROOM, deadline_order
 from takt.scheduler.prefill_budget import with_chunk
 from takt.scheduler.slo import NS_PER_MS, SLO
 from takt.scheduler.step_time import StepFeatures

@@ -23,8 +23,10 @@ def fits_at_peak(
     joining: Request,
     num_prefill_tokens: int,
     limit_ns: float,
+    late_share: float,
 ) -> bool:
-    """Whether decodes, and a piece of a prompt beside them, stay within `limit_ns` with `joining`.
+    """Whether decodes, and a piece of a prompt beside them, stay within `limit_ns` with `joining`,
+    all but a share `late_share` of such steps.
 
     Sequences end, so that the largest batch and the longest contexts don't come together: the
     bound of both is asked first, and each sequence's last step only if that is too long.
@@ -35,7 +37,7 @@ def fits_at_peak(
         last = request.num_prompt_tokens + max(request.max_tokens, 1)
         rest += [(last - request.num_tokens, last)] * seqs
     step = decode_step(len(rest), sum([last for _, last in rest]))
-    if predictor.p99_ns(with_chunk(step, 0, num_prefill_tokens)) <= limit_ns:
+    if _is_within(predictor, with_chunk(step, 0, num_prefill_tokens), limit_ns, late_share):
         return True
     rest.sort(reverse=True)
     # Those left when a sequence makes its last step are all that end with it or later. A group is
@@ -47,6 +49,12 @@ def fits_at_peak(
         contexts += sum([last - left for left, last in group])
         num_seqs = first + len(group)
         step = decode_step(num_seqs, contexts + num_seqs * group[0][0])
-        if predictor.p99_ns(with_chunk(step, 0, num_prefill_tokens)) > limit_ns:
+        if not _is_within(predictor, with_chunk(step, 0, num_prefill_tokens), limit_ns, late_share):
             return False
     return True
+
+
+def _is_within(
+    predictor: StepPredictor, step: StepFeatures, limit_ns: float, late_share: float
+) -> bool:
+    return predictor.predict_ns(step) * predictor.ratio(late_share) <= limit_ns

@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from takt.scheduler.gap_risk import HEADROOM
 from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
-from takt.scheduler.pace import HEADROOM, LEAST_CHUNK, PATIENCE_STEPS
+from takt.scheduler.pace import LEAST_CHUNK, PATIENCE_STEPS
 from takt.scheduler.prefill_budget import with_chunk
 from takt.scheduler.step_time import StepFeatures
 
@@ -47,6 +48,7 @@ class Fluid:
 
     def __init__(self, snapshot: LoadSnapshot) -> None:
         self._model = SnapshotModel(snapshot)
+        self._peak_ratio, self._room = snapshot.peak_ratio, snapshot.room
         self._max_chunk = snapshot.max_num_batched_tokens
         self._seqs = float(snapshot.num_decode_seqs)
         self._kv_tokens = float(snapshot.num_kv_tokens)
@@ -114,7 +116,7 @@ class Fluid:
             chunk = min(end - start, self._max_chunk)
             repeats = 1.0
             if self._limit_ns is not None and self._seqs >= 0.5:
-                limit_ns = HEADROOM * self._limit_ns
+                limit_ns = self._room * HEADROOM * self._limit_ns
                 chunk = self._model.largest_chunk(decodes, start, chunk, limit_ns)
                 if chunk == 0:
                     chunk, repeats = min(LEAST_CHUNK, end - start), float(PATIENCE_STEPS)
@@ -168,7 +170,8 @@ class Fluid:
                 kv_tokens = seqs * (1.0 - later / (2 * mean_left)) * (context + later)
         num_seqs, num_kv = round(seqs) + more_seqs, round(kv_tokens + more_kv_tokens)
         step = StepFeatures(num_seqs, 0, num_kv, num_kv)
-        return self._model.p99_ns(with_chunk(step, 0, LEAST_CHUNK))
+        peak_ns = self._model.predict_ns(with_chunk(step, 0, LEAST_CHUNK))
+        return self._peak_ratio * peak_ns
 
     def _decodes(self) -> StepFeatures:
         num_kv = round(self._kv_tokens)

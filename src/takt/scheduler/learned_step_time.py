@@ -1,18 +1,18 @@
 """A step-time model that keeps learning from the steps that run.
 
 Each linear piece of the hinge is followed by a Kalman filter whose state, the coefficients, walks
-at random; what is measured is the step's relative error. Outliers are clipped (Huber), and a
-lasting change of the machine's speed is taken up at once by a factor common to all coefficients.
+at random; what is measured is the step's relative error, outliers clipped (Huber). What all steps
+have in common, the machine's speed at the moment, is a factor that the last steps tell (`Drift`).
 The P99 is the prediction times a quantile of recent residuals of steps of the same kind and size.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from takt.scheduler.residuals import ResidualQuantile
+from takt.scheduler.drift import Drift
+from takt.scheduler.residuals import POOL, RecentRatios, ResidualQuantile
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 QUANTILE = 0.99
@@ -25,9 +25,8 @@ _CLIP = 3.0
 """Deviations beyond so many times the usual one count as that many: an outlier."""
 _USUAL_GAIN = 0.02
 _LEAST_USUAL = 0.004
-_SHIFT_WINDOW = 9
-_SHIFT = 0.12
-"""When so many steps in a row are, in the median, off by this share, the machine's speed moved."""
+_ALARM = 2.0
+"""The last few steps were slow in earnest if they are so many usual deviations above the rest."""
 _MIN_OF_KIND = 128
 """Residuals that a kind of steps needs for a quantile of its own."""
 _LEAST_SEEN = 400
@@ -55,7 +54,9 @@ class LearnedStepTime:
 
     def __init__(self, model: StepTimeModel) -> None:
         self._pieces = [_Piece(piece, model) for piece in model.pieces]
-        self._speed = 1.0
+        self._drift = Drift()
+        self._alarm = 1.0
+        """What the time of the next steps is multiplied by beyond the prediction, for safety."""
         self._usual = max(_LEAST_USUAL, _median([abs(r - 1) for r in model.residual_ratios]))
         # Calibration has too few samples to tell a P99: they count as more, so that the first
         # outlier in service is not the P99 by itself, and one among them is clipped.
@@ -63,8 +64,8 @@ class LearnedStepTime:
         ratios = tuple(min(ratio, most) for ratio in model.residual_ratios)
         times = -(-_LEAST_SEEN // len(ratios)) if ratios else 0
         self._all = ResidualQuantile(QUANTILE, ratios * times)
+        self._pool = RecentRatios(POOL, ratios * times)
         self._kinds = [ResidualQuantile(QUANTILE) for _ in range(_NUM_KINDS)]
-        self._recent: list[float] = []
         self._num_steps = 0
         self._mean_absolute = sum(abs(r - 1) for r in model.residual_ratios) / max(
             1, len(model.residual_ratios)
@@ -78,7 +79,8 @@ class LearnedStepTime:
     @property
     def pieces(self) -> tuple[StepCoefficients, StepCoefficients]:
         """The coefficients as they stand now."""
-        first, second = (piece.coefficients(self._speed) for piece in self._pieces)
+        speed = self._drift.factor
+        first, second = (piece.coefficients(speed) for piece in self._pieces)
         return first, second
 
     @property
@@ -88,19 +90,31 @@ class LearnedStepTime:
 
     def predict_ns(self, features: StepFeatures) -> float:
         first, second = self._pieces
-        return self._speed * max(first.predict_ns(features), second.predict_ns(features))
+        return self._drift.factor * max(first.predict_ns(features), second.predict_ns(features))
 
     def p99_ns(self, features: StepFeatures) -> float:
         """The time that 99 of 100 such steps stay within."""
         predicted = self.predict_ns(features)
         return predicted * self._ratio(kind_of(features))
 
+    def ratio(self, late_share: float) -> float:
+        """Time over prediction that all but a share `late_share` of steps stay within now.
+
+        More, where the last few steps were slow and the prediction has not taken it up yet.
+        """
+        return self._alarm * self._pool.at(late_share)
+
+    def late_share(self, features: StepFeatures, limit_ns: float) -> float:
+        """Share of such steps that would take longer than `limit_ns` now."""
+        return self._pool.late_share(limit_ns / (self._alarm * self.predict_ns(features)))
+
     def observe(self, features: StepFeatures, duration_ns: float) -> tuple[float, float]:
         """Learns from a step that has run; returns what was predicted of it, and as its P99."""
         first, second = self._pieces
         ours, other = first.predict_ns(features), second.predict_ns(features)
         piece, plain = (first, ours) if ours >= other else (second, other)
-        predicted = max(plain * self._speed, 1.0)
+        speed = self._drift.factor
+        predicted = max(plain * speed, 1.0)
         duration_ns = max(duration_ns, 1.0)
         ratio = duration_ns / predicted
         kind = kind_of(features)
@@ -108,8 +122,7 @@ class LearnedStepTime:
         self._count(ratio, bound)
         self._kinds[kind].add(ratio)
         self._all.add(ratio)
-        if self._follow_shift(ratio):
-            return predicted, predicted * bound
+        self._pool.add(ratio)
         # Relative to the larger of both, so that neither a long nor a short step weighs too much.
         scale = max(duration_ns, predicted)
         error = (duration_ns - predicted) / scale
@@ -117,7 +130,11 @@ class LearnedStepTime:
         most = _CLIP * usual
         clipped = min(max(error, -most), most)
         self._usual = max(_LEAST_USUAL, usual + _USUAL_GAIN * (1.25 * abs(clipped) - usual))
-        piece.correct(features, self._speed / scale, clipped, usual * usual)
+        piece.correct(features, speed / scale, clipped, usual * usual)
+        drift = self._drift
+        drift.add(duration_ns / max(plain, 1.0))
+        slowness = drift.shortest / drift.factor
+        self._alarm = slowness if slowness > 1.0 + _ALARM * self._usual else 1.0
         return predicted, predicted * bound
 
     # -- internals ----------------------------------------------------------------------------
@@ -130,20 +147,6 @@ class LearnedStepTime:
         gain = max(_ERROR_GAIN, 1.0 / (self._num_steps + 1))
         self._mean_absolute += gain * (abs(ratio - 1.0) - self._mean_absolute)
         self._covered += gain * ((1.0 if ratio <= bound else 0.0) - self._covered)
-
-    def _follow_shift(self, ratio: float) -> bool:
-        """Takes up a lasting change of speed at once; True if it just did."""
-        recent = self._recent
-        recent.append(ratio)
-        if len(recent) < _SHIFT_WINDOW:
-            return False
-        middle = sorted(recent)[_SHIFT_WINDOW // 2]
-        del recent[0]
-        if abs(middle - 1.0) <= max(_SHIFT, 3.0 * self._usual):
-            return False
-        self._speed *= middle
-        recent.clear()
-        return True
 
 
 class _Piece:
@@ -220,12 +223,6 @@ _ORDINARY = StepFeatures(16, 64, 8192, 16384)
 _SIZES = (1, 4, 16, 64)
 _CHUNKS = (32, 128, 512)
 _NUM_KINDS = len(_SIZES) + 1 + len(_CHUNKS) + 1
-
-CHUNK_KINDS: tuple[tuple[int, float], ...] = tuple(
-    (least, most)
-    for least, most in zip((1, *[c + 1 for c in _CHUNKS]), (*_CHUNKS, math.inf), strict=True)
-)
-"""Fewest and most prompt tokens of the last kinds, in their order: those of steps with a prompt."""
 
 
 def kind_of(features: StepFeatures) -> int:

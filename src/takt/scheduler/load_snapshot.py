@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from takt.scheduler.learned_step_time import CHUNK_KINDS, kind_of
+from takt.scheduler.learned_step_time import kind_of
 from takt.scheduler.step_time import StepCoefficients, StepFeatures
 
 
@@ -59,6 +59,10 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """Coefficients of the step-time model."""
     ratios: tuple[float, ...]
     """P99 over prediction, by the kind of step."""
+    peak_ratio: float
+    """Longest time over prediction that a batch which is to grow has to have room for."""
+    room: float
+    """Share of a target that a step with a prompt was lately expected to take, in the mean."""
     mean_error: float
     covered: float
     """Share of the last steps within their predicted P99."""
@@ -80,26 +84,17 @@ class SnapshotModel:
         return self.predict_ns(features) * self._ratios[kind_of(features)]
 
     def largest_chunk(self, step: StepFeatures, start: int, most: int, limit_ns: float) -> int:
-        """Most tokens of a prompt, up to `most`, with which the step's P99 is within `limit_ns`.
+        """Most tokens of a prompt, up to `most`, that the step is expected to hold in `limit_ns`.
 
         0 if not even one is. A step's time is a square function of the tokens, whose root is taken:
         a forecast asks too often for a search.
         """
-        first_kind = len(self._ratios) - len(CHUNK_KINDS)
-        for index in range(len(CHUNK_KINDS) - 1, -1, -1):
-            least, largest = CHUNK_KINDS[index]
-            if most < least:
-                continue
-            bound_ns = limit_ns / self._ratios[first_kind + index]
-            tokens = min(
-                most,
-                largest,
-                _most_tokens(self._first, step, start, bound_ns),
-                _most_tokens(self._second, step, start, bound_ns),
-            )
-            if tokens >= least:
-                return int(tokens)
-        return 0
+        tokens = min(
+            most,
+            _most_tokens(self._first, step, start, limit_ns),
+            _most_tokens(self._second, step, start, limit_ns),
+        )
+        return int(tokens) if tokens >= 1 else 0
 
 
 def _most_tokens(piece: StepCoefficients, step: StepFeatures, start: int, bound_ns: float) -> float:

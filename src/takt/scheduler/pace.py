@@ -1,24 +1,27 @@
-"""Deadline order, and steps as large as the tightest stream's slack allows."""
+"""Deadline order, and steps as large as the streams' targets allow."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterable
 
 from takt.errors import InvalidRequestError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.batch_peak import fits_at_peak
+from takt.scheduler.deadline import Deadlines
+from takt.scheduler.gap_risk import HEADROOM, Bounds, GapRisk
 from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.limits import SchedulerLimits
 from takt.scheduler.load_snapshot import Job, LoadSnapshot
 from takt.scheduler.prefill_budget import largest_chunk, with_chunk
 from takt.scheduler.request import Request, RequestStatus
+from takt.scheduler.risk_budget import LATE_SHARE, PROMISED_SHARE
 from takt.scheduler.slo import SLO
 from takt.scheduler.step_builder import StepBuilder
 from takt.scheduler.step_time import StepFeatures
-
-HEADROOM = 0.95
-"""Share of an ITL target that a step may take; the rest is for the way to the client's socket."""
+from takt.scheduler.urgency import Prompt, PromptUrgency
 
 LEAST_CHUNK = 4
 """Tokens of a prompt that each step should have room for, beside the decodes at their peak."""
@@ -27,43 +30,24 @@ PATIENCE_STEPS = 128
 """Steps in a row that may leave all prompts out. The next one takes a least chunk whatever it
 costs: fewer than one gap in a hundred, so that the P99 holds even then, and no prompt starves."""
 
-WORK_WEIGHT = 4.0
-"""A prompt stands behind later ones by so many times its own computing time: short ones, which
-are many, pass a long one, but only for a while that is bounded by its length."""
-
-RELEGATION = 4
-"""A request that missed its deadline stands behind those of so many targets later: they can still
-be in time, and none that comes later passes it."""
-
-_MAX_PRIORITY = 100
+_JOIN_SHARE = 0.015
+_MAX_JOIN_SHARE = 0.05
+"""Late steps at the peak that a batch is allowed to come to, beside those it has now, and in all.
+It is seldom at its peak; a share below that of disturbances would let them decide who joins."""
 _MAX_JOBS = 256
 """Waiting prompts that a snapshot lists; a forecast beyond so many refuses in any case."""
 _SHARE_GAIN = 0.02
 _HELD_BACK_STEPS = 32
+_MAX_JUDGED = 16
+"""Waiting prompts that are looked at when it is judged how urgent they are."""
 _MAX_PASSED = 16
 """Waiting requests that others may pass in one step, since only their own target keeps them out."""
-_NO_TTFT_NS = 1_000_000_000
-"""Stands in for a target of TTFT where there is none."""
-
-
-def deadline_order(
-    arrival_ns: int,
-    ttft_ns: int | None,
-    priority: int,
-    num_prompt_tokens: int,
-    prefill_token_ns: float,
-) -> int:
-    """A request's place among prompts, in nanoseconds; smaller goes first."""
-    target_ns = ttft_ns or _NO_TTFT_NS
-    level = min(max(priority, -_MAX_PRIORITY), _MAX_PRIORITY)
-    work_ns = WORK_WEIGHT * prefill_token_ns * num_prompt_tokens
-    return arrival_ns + target_ns * (1 + level) + round(work_ns)
 
 
 class PaceScheduler(Scheduler):
     """Prompts go by deadline: arrival, target of TTFT, and a term for their work; a level of
-    `priority` shifts it by one target. Running sequences decode in every step. What is left of the
-    tightest one's time, by the predicted P99, goes to prompts.
+    `priority` shifts it by one target. Running sequences decode in every step. Prompts get of its
+    time what keeps the gaps' P99: as much risk of a late gap is taken as the last window leaves.
 
     A request joins only if the decodes are in time at the peak that batch and contexts may reach
     with it. With reserved output nobody is preempted; otherwise the victim is whose computing costs
@@ -98,24 +82,23 @@ class PaceScheduler(Scheduler):
         chunk = min(256, limits.max_num_batched_tokens)
         one = StepFeatures(0, chunk, chunk, chunk * chunk // 2)
         self._prefill_token_ns = predictor.predict_ns(one) / chunk
+        self._deadlines = Deadlines(slo, self._prefill_token_ns)
+        self._urgency = PromptUrgency(self._prefill_token_ns, limits.max_num_batched_tokens)
+        self._is_pressed = False
+        """Whether prompts waited for the last step."""
         self._last_end_ns: int | None = None
         self._num_unobserved = 0
         self._steps_without_prefill = 0
         self._targets: Counter[int] = Counter()
-        """Of running sequences, all choices counted; the tightest holds for the batch."""
-        self.last_limit_ns: float | None = None
-        """Time that the last step was allowed, if some stream's target bound it."""
+        """Of running sequences, all choices counted."""
+        self._risk = GapRisk(predictor, PROMISED_SHARE if refuses else LATE_SHARE)
+        self._decodes = StepFeatures(0, 0, 0, 0)
+        self.last_bounds: Bounds = []
+        """What the last step was to keep, if some stream's target bound it."""
 
     # -- policy -------------------------------------------------------------------------------
     def policy_key(self, request: Request) -> tuple[int, ...]:
-        order = deadline_order(
-            request.arrival_ns,
-            self._ttft_ns(request),
-            request.priority,
-            request.num_prompt_tokens,
-            self._prefill_token_ns,
-        )
-        return (order,)
+        return (self._deadlines.order(request),)
 
     def may_displace(self, waiting: Request, running: Request) -> bool:
         return False
@@ -130,8 +113,19 @@ class PaceScheduler(Scheduler):
         super().add(request)
 
     def observe(self, features: StepFeatures, duration_ns: int, end_ns: int) -> None:
-        self._last_end_ns = end_ns
+        last_ns, self._last_end_ns = self._last_end_ns, end_ns
         self._num_unobserved = max(0, self._num_unobserved - 1)
+        # Streams of a micro-batch have a token each time that their own step ends.
+        is_own = last_ns is None or self._limits.num_micro_batches > 1
+        gap_ns = duration_ns if is_own or last_ns is None else end_ns - last_ns
+        num_gaps, risk = features.num_decode_seqs, self._risk
+        if self._is_pressed:
+            self._urgency.observe(features, duration_ns)
+        missed = risk.ended(gap_ns, end_ns, num_gaps, self._targets)
+        if missed and num_gaps:
+            for request in self._running:
+                if request.num_output_tokens > 1 and self._deadlines.itl_ns(request) in missed:
+                    risk.was_late(request, self._output_share * request.max_tokens)
 
     def load(self, num_taken: int, end_ns: int, *, with_jobs: bool) -> LoadSnapshot:
         """The load as it stands between two steps; `with_jobs` lists the prompts one by one."""
@@ -141,7 +135,8 @@ class PaceScheduler(Scheduler):
         if with_jobs:
             prompts += self._waiting.first(_MAX_JOBS)
             prompts.sort(key=lambda r: r.order_key)
-        error = model.error
+        error, tightest = model.error, min(self._targets, default=None)
+        share = self._join_share(HEADROOM * (tightest or self._slo.itl_ns or math.inf))
         return LoadSnapshot(
             num_taken=num_taken,
             end_ns=end_ns,
@@ -152,12 +147,14 @@ class PaceScheduler(Scheduler):
             num_free_seats=self._limits.max_num_seqs - self._num_seats_taken,
             num_free_kv_tokens=self._reservation.num_free_tokens,
             max_num_batched_tokens=self._limits.max_num_batched_tokens,
-            tightest_itl_ns=min(self._targets, default=None),
+            tightest_itl_ns=tightest,
             output_share=self._output_share,
             prefill_token_ns=self._prefill_token_ns,
             jobs=[self._job(request) for request in prompts],
             pieces=model.pieces,
             ratios=model.ratios,
+            peak_ratio=model.ratio(share),
+            room=self._risk.room,
             mean_error=error.mean_absolute,
             covered=error.covered,
         )
@@ -170,7 +167,7 @@ class PaceScheduler(Scheduler):
             num_computed_tokens=request.num_computed_tokens,
             num_seqs=1 + len(request.pending_choices),
             max_tokens=max(request.max_tokens, 1),
-            itl_ns=self._itl_ns(request),
+            itl_ns=self._deadlines.itl_ns(request),
             deadline_ns=None if ttft_ns is None else request.arrival_ns + ttft_ns,
         )
 
@@ -178,30 +175,44 @@ class PaceScheduler(Scheduler):
     def _schedule_prompts(self, step: StepBuilder, prefills: list[Request], now_ns: int) -> None:
         self._waits_for_capacity = False
         num_decodes, contexts = step.num_decodes, step.num_decode_kv_tokens
-        features = StepFeatures(num_decodes, 0, contexts, contexts)
-        tightest = min(self._targets, default=None)
-        limit_ns = self._limit_ns(tightest, num_decodes, now_ns)
-        overdue_ns = self._limit_ns(self._bound(tightest, True), num_decodes, now_ns)
-        self.last_limit_ns = limit_ns
-        if step.num_tokens_left > 0:
-            self._fill(step, prefills, features, (limit_ns, overdue_ns), now_ns)
+        self._decodes = features = StepFeatures(num_decodes, 0, contexts, contexts)
+        self._is_pressed = is_pressed = bool(prefills) or len(self._waiting) > 0
+        if is_pressed:
+            self._relegate(prefills, now_ns)
+        bounds = self._bounds(self._targets, is_pressed, now_ns)
+        self.last_bounds = bounds
+        if is_pressed and step.num_tokens_left > 0:
+            lifted = {self._bound(target, True) for target in self._targets}
+            overdue = bounds
+            if lifted != self._targets.keys():
+                targets = [target for target in lifted if target is not None]
+                overdue = self._bounds(targets, is_pressed, now_ns)
+            holds = self._holds_first_tokens(prefills, now_ns)
+            features = self._fill(step, prefills, features, (bounds, overdue), now_ns, holds=holds)
+            if holds and step.is_empty:
+                features = self._fill(step, prefills, features, (bounds, overdue), now_ns)
             while self._passed:
                 self._waiting.push(self._passed.pop())
-        is_left_out = step.num_prefill_tokens == 0 and (prefills or len(self._waiting))
+        is_left_out = is_pressed and step.num_prefill_tokens == 0
         self._steps_without_prefill = self._steps_without_prefill + 1 if is_left_out else 0
-        self._num_unobserved += not step.is_empty
+        if not step.is_empty:
+            self._num_unobserved += 1
+            self._risk.made(bounds, features, is_pressed=is_pressed)
 
     def _fill(
         self,
         step: StepBuilder,
         prefills: list[Request],
         features: StepFeatures,
-        limits_ns: tuple[float | None, float | None],
+        bounds: tuple[Bounds, Bounds],
         now_ns: int,
-    ) -> None:
+        *,
+        holds: bool = False,
+    ) -> StepFeatures:
         """Takes prompts in the order of deadlines, those that run and those that wait.
 
-        The second limit is for those that are overdue.
+        The second bounds are for those that are overdue. With `holds` no prompt is finished.
+        Returns what the step comes to.
         """
         running = [r for r in prefills if r.status is RequestStatus.RUNNING]
         index, takes_waiting = 0, not step.is_starved
@@ -220,12 +231,17 @@ class PaceScheduler(Scheduler):
                     continue
                 request = waiting
             if request is None:
-                return
-            limit_ns = limits_ns[self._is_overdue(request, now_ns)]
+                break
+            own = bounds[self._is_overdue(request, now_ns)]
             start = request.num_computed_tokens if hit is None else hit.num_tokens
-            num_tokens = self._chunk(step, request, start, features, limit_ns)
+            num_tokens = self._chunk(step, request, start, features, own)
+            if holds and start + num_tokens == request.num_tokens:
+                num_tokens -= 1
+                if num_tokens == 0 and hit is None:
+                    index += 1
+                    continue
             if num_tokens == 0:
-                return
+                break
             if hit is None:
                 index += 1
             else:
@@ -233,8 +249,9 @@ class PaceScheduler(Scheduler):
                 self._admit(request, hit, now_ns)
             self._compute(request, num_tokens, step)
             features = with_chunk(features, start, num_tokens)
-            if limit_ns is not None and start + num_tokens < request.num_tokens:
-                return
+            if own and start + num_tokens < request.num_tokens:
+                break
+        return features
 
     def _chunk(
         self,
@@ -242,47 +259,68 @@ class PaceScheduler(Scheduler):
         request: Request,
         start: int,
         features: StepFeatures,
-        limit_ns: float | None,
+        bounds: Bounds,
     ) -> int:
         most = step.chunk(request, start)
-        if limit_ns is None or most == 0:
+        if not bounds or most == 0:
             return most
-        fitting = largest_chunk(self._predictor, features, start, most, limit_ns)
+        fitting = largest_chunk(self._predictor, features, start, most, bounds)
         if fitting == 0 and step.num_prefill_tokens == 0:
             fitting = LEAST_CHUNK if self._steps_without_prefill >= PATIENCE_STEPS else 0
         return step.chunk(request, start, fitting) if fitting else 0
 
-    def _limit_ns(self, target_ns: int | None, num_decodes: int, now_ns: int) -> float | None:
-        """Time until streams that decode must have their token by this target; None: no end."""
-        if num_decodes == 0 or target_ns is None:
-            return None
-        limit_ns = HEADROOM * target_ns
+    def _holds_first_tokens(self, prefills: list[Request], now_ns: int) -> bool:
+        """Whether no stream is to begin with this step, which has none."""
+        if self._decodes.num_decode_seqs or self._num_unobserved or self._slo.itl_ns is None:
+            return False
+        prompts = prefills + self._waiting.first(_MAX_JUDGED)
+        prompts.sort(key=lambda request: request.order_key)
+        return self._urgency.holds([self._prompt(r) for r in prompts], now_ns)
+
+    def _prompt(self, request: Request) -> Prompt:
+        ttft_ns = self._deadlines.ttft_ns(request)
+        num_left = request.num_tokens - request.num_computed_tokens
+        return Prompt(num_left, request.arrival_ns + ttft_ns, ttft_ns)
+
+    def _bounds(self, targets: Iterable[int], is_pressed: bool, now_ns: int) -> Bounds:
+        """Of the streams that decode in this step."""
+        if not self._decodes.num_decode_seqs:
+            return []
+        waited_ns = 0
         # With a step in flight this one begins when that ends, and so does the gap.
         if self._last_end_ns is not None and self._num_unobserved == 0:
-            limit_ns -= now_ns - self._last_end_ns
-        return limit_ns
+            waited_ns = now_ns - self._last_end_ns
+        return self._risk.bounds(targets, self._decodes, waited_ns, is_pressed=is_pressed)
 
     def _next_waiting(self, now_ns: int) -> Request | None:
-        """The first that waits; those whose deadline has passed go back to stand behind others."""
+        """The first that waits; those whose deadline is lost go back to stand behind others."""
         while (request := self._waiting.peek()) is not None:
-            ttft_ns = self._ttft_ns(request)
-            deadline_ns = request.arrival_ns + ttft_ns
-            relegated = deadline_ns + RELEGATION * ttft_ns
-            is_late = now_ns > deadline_ns and request.num_output_tokens == 0
-            if not is_late or request.order_key[0] >= relegated:
+            order = self._deadlines.relegated(request, now_ns)
+            if order is None:
                 return request
             self._waiting.pop()
-            request.order_key = (relegated, *request.order_key[1:])
+            request.order_key = order
             self._waiting.push(request)
         return None
+
+    def _relegate(self, prefills: list[Request], now_ns: int) -> None:
+        """Likewise for prompts that are under way."""
+        is_moved = False
+        for request in prefills:
+            order = self._deadlines.relegated(request, now_ns)
+            if order is not None:
+                request.order_key, is_moved = order, True
+        if is_moved:
+            prefills.sort(key=lambda request: request.order_key)
+            self._running.reorder()
 
     # -- who runs -----------------------------------------------------------------------------
     def _may_join(self, request: Request, now_ns: int) -> bool:
         is_overdue = self._is_overdue(request, now_ns)
         tightest = min(self._targets, default=None)
-        targets = (self._itl_ns(request), tightest)
+        targets = (self._deadlines.itl_ns(request), tightest)
         bounds = [self._bound(target, is_overdue) for target in targets]
-        limit_ns = min([bound for bound in bounds if bound is not None], default=None)
+        limit_ns: float | None = min([b for b in bounds if b is not None], default=None)
         if limit_ns is None or not self._running:
             return True
         # The peak falls only when a sequence leaves, and with what the model learns.
@@ -290,12 +328,20 @@ class PaceScheduler(Scheduler):
         if departures == self._num_departures and was_overdue is is_overdue and num_steps > 0:
             self._held_back[request] = (departures, is_overdue, num_steps - 1)
             return False
-        fits = fits_at_peak(
-            self._predictor, self._running, request, LEAST_CHUNK, HEADROOM * limit_ns
-        )
+        limit_ns *= HEADROOM
+        share = self._join_share(limit_ns)
+        fits = fits_at_peak(self._predictor, self._running, request, LEAST_CHUNK, limit_ns, share)
         if not fits:
             self._held_back[request] = (self._num_departures, is_overdue, _HELD_BACK_STEPS)
         return fits
+
+    def _join_share(self, limit_ns: float) -> float:
+        """Share of steps that may be late at the peak of a batch that grows.
+
+        What is late even now, by disturbances that dwarf a sequence more, keeps nobody out.
+        """
+        base = self._predictor.late_share(self._decodes, limit_ns)
+        return min(base + _JOIN_SHARE, _MAX_JOIN_SHARE)
 
     def _let_pass(self, request: Request) -> bool:
         """Whether those behind one that may not join come in question: if it is only its own target
@@ -310,9 +356,7 @@ class PaceScheduler(Scheduler):
 
     def _is_overdue(self, request: Request, now_ns: int) -> bool:
         """Whether its first token is, where it was let in without a promise."""
-        if self._refuses or request.num_output_tokens > 0:
-            return False
-        return now_ns > request.arrival_ns + self._ttft_ns(request)
+        return not self._refuses and self._deadlines.is_late(request, now_ns)
 
     def _bound(self, target_ns: int | None, is_overdue: bool) -> int | None:
         """What a target of ITL is worth against another's first token: all, or, if that is overdue,
@@ -329,12 +373,6 @@ class PaceScheduler(Scheduler):
             default=request,
         )
 
-    def _ttft_ns(self, request: Request) -> int:
-        return request.slo.ttft_ns or self._slo.ttft_ns or _NO_TTFT_NS
-
-    def _itl_ns(self, request: Request) -> int | None:
-        return self._slo.itl_ns if request.slo.itl_ns is None else request.slo.itl_ns
-
     def _end(self, request: Request) -> None:
         self._held_back.pop(request, None)
         if request.num_output_tokens > 0:
@@ -345,14 +383,15 @@ class PaceScheduler(Scheduler):
     def _insert_running(self, request: Request) -> None:
         super()._insert_running(request)
         self._held_back.pop(request, None)
-        target = self._itl_ns(request)
+        target = self._deadlines.itl_ns(request)
         if target is not None:
             self._targets[target] += 1
 
     def _leave_running(self, request: Request) -> None:
         super()._leave_running(request)
         self._num_departures += 1
-        target = self._itl_ns(request)
+        self._risk.leave(request)
+        target = self._deadlines.itl_ns(request)
         if target is not None:
             self._targets[target] -= 1
             if not self._targets[target]:

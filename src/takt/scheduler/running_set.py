@@ -22,6 +22,10 @@ class RunningSet(dict[Request, None]):
             self._is_sorted = False
         self[request] = None
 
+    def reorder(self) -> None:
+        """Some request's place has changed."""
+        self._is_sorted = False
+
     def sort(self) -> None:
         """Puts all into order; costs nothing if they are."""
         if not self._is_sorted:

@@ -52,6 +52,7 @@ class Lane:
         self.last_token_ns: dict[int, float] = {}
         self.gaps_ns = array("d")
         self.gap_counts = array("d")
+        self.gap_ends_ns = array("d")
         self.num_steps = 0
         self.running_ns = 0.0
         self.busy_ns = 0.0
@@ -136,6 +137,7 @@ class Lane:
         if num_decodes and measures:
             self.gaps_ns.append(end - self._last_end)
             self.gap_counts.append(num_decodes)
+            self.gap_ends_ns.append(end)
         if num_decodes and self.contract.is_late(end - self._last_end):
             for request in output.batch.requests:
                 index = self._index_of[request]
@@ -149,6 +151,7 @@ class Lane:
             elif measures:
                 self.gaps_ns.append(end - stalled_at)
                 self.gap_counts.append(1)
+                self.gap_ends_ns.append(end)
 
     def _update(self, output: SchedulerOutput, end: float) -> None:
         for ended in self._scheduler.update(output, [_TOKEN_ID] * output.num_sampled):

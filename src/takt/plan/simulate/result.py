@@ -23,6 +23,8 @@ class SimulationResult:
     gaps_s: Floats
     """Gaps between two tokens of a stream; `gap_counts` tells how many streams had each."""
     gap_counts: Floats
+    gap_ends_s: Floats
+    """When each of them ended, on the arrivals' clock."""
     window_s: float
     """From the end of the warm-up to the last arrival."""
     num_steps: int
@@ -50,6 +52,16 @@ class SimulationResult:
     def itl_quantile_s(self, quantile: float) -> float:
         """Over gaps; NaN if no request had two tokens."""
         return weighted_quantile(self.gaps_s, self.gap_counts, quantile)
+
+    def itl_by_window_s(self, quantile: float, length_s: float, start_s: float) -> list[float]:
+        """The quantile over the gaps that end in each full window from `start_s` on."""
+        found = []
+        end_s = self.gap_ends_s.max(initial=start_s)
+        for index in range(int((end_s - start_s) // length_s)):
+            first = start_s + index * length_s
+            inside = (self.gap_ends_s >= first) & (self.gap_ends_s < first + length_s)
+            found.append(weighted_quantile(self.gaps_s[inside], self.gap_counts[inside], quantile))
+        return found
 
     def ttft_quantile_s(self, quantile: float) -> float:
         return _quantile(self.ttft_s, quantile)

@@ -177,15 +177,18 @@ def _collect(
     span_ns = min(window[1], int(last_ns.max())) - window[0]
     gaps = array("d")
     counts = array("d")
+    ends = array("d")
     for lane in lanes:
         gaps.extend(lane.gaps_ns)
         counts.extend(lane.gap_counts)
+        ends.extend(lane.gap_ends_ns)
     return SimulationResult(
         ttft_s=(first_ns - arrived)[served] / 1e9,
         e2e_s=(last_ns - arrived)[served] / 1e9,
         tpot_s=(spread[num_gaps > 0] / num_gaps[num_gaps > 0]) / 1e9,
         gaps_s=np.array(gaps, dtype=np.float64) / 1e9,
         gap_counts=np.array(counts, dtype=np.float64),
+        gap_ends_s=np.array(ends, dtype=np.float64) / 1e9,
         window_s=span_ns / 1e9,
         num_steps=sum(lane.num_steps for lane in lanes),
         num_output_tokens=int(outputs.sum()),
