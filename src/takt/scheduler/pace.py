@@ -313,6 +313,7 @@ class PaceScheduler(Scheduler):
         if is_moved:
             prefills.sort(key=lambda request: request.order_key)
             self._running.reorder()
+            self._prompts.reorder()
 
     # -- who runs -----------------------------------------------------------------------------
     def _may_join(self, request: Request, now_ns: int) -> bool:
