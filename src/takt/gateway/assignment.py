@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from takt.gateway.attempt import OutgoingRequest
 from takt.gateway.policy import Route
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One request to be led. `key` is what the upstream sees; empty if the request has none."""
 
     route: Route

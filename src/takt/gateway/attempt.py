@@ -9,7 +9,8 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from takt.errors import ConfigError
 from takt.gateway.headers import head_of
@@ -39,8 +40,7 @@ class _EnoughError(Exception):
     """As much was read as is of use."""
 
 
-@dataclass(frozen=True, slots=True)
-class OutgoingRequest:
+class OutgoingRequest(msgspec.Struct, frozen=True):
     """`headers` are those for the upstream, without the key and its credential."""
 
     method: str
@@ -111,7 +111,7 @@ class UpstreamClient:
         remaining_ms: int,
     ) -> OpenAnswer:
         """An answer of a status that is not tried again. Raises `AttemptFailedError` otherwise."""
-        origin = self._origins.get(upstream.url) or self.origin_of(upstream)
+        origin = self.origin_of(upstream)
         seconds = min(policy.response_timeout_ms, remaining_ms) / 1000
         connection = self._pool.take(origin)
         if connection is None:
@@ -151,6 +151,9 @@ class UpstreamClient:
 
         Certificates are always verified: by the system's authorities, or the given ones.
         """
+        known = self._origins.get(upstream.url)
+        if known is not None:
+            return known
         try:
             origin = Origin.of(upstream.url, self._tls_of(upstream.url, upstream.ca_file))
         except (OSError, ssl.SSLError) as error:
@@ -169,7 +172,7 @@ class UpstreamClient:
 
     async def health_problem(self, upstream: Upstream, timeout_seconds: float) -> str | None:
         """Why a health check failed; None if it was answered by anything but a server's error."""
-        origin = self._origins.get(upstream.url) or self.origin_of(upstream)
+        origin = self.origin_of(upstream)
         request = OutgoingRequest("GET", upstream.health_path, [], b"")
         try:
             status = await self._status_of(origin, request, timeout_seconds)
@@ -185,7 +188,8 @@ class UpstreamClient:
         """Whether a notice was accepted."""
         request = OutgoingRequest("POST", "", [("Content-Type", "application/json")], body)
         try:
-            origin = Origin.of(url, self._tls_of(url, None))
+            origin = self._origins.get(url) or Origin.of(url, self._tls_of(url, None))
+            self._origins[url] = origin
             return await self._status_of(origin, request, timeout_seconds) < 300
         except (OSError, BrokenExchangeError, UnicodeError):
             return False

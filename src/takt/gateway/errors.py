@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from takt.errors import TaktError
@@ -29,8 +27,7 @@ class GatewayError(TaktError):
         self.retry_after_seconds = retry_after_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     head: Head
     body: bytes
 

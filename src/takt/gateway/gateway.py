@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
+import os
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
+from msgspec import structs
 
 from takt.gateway.assignment import Assignment
 from takt.gateway.errors import GatewayError, draining, store_unavailable
@@ -37,8 +39,7 @@ logger = logging.getLogger("takt.gateway")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(msgspec.Struct, frozen=True):
     execution: Execution
     is_duplicate: bool
     """The answer is, or will be, that of another request."""
@@ -49,7 +50,7 @@ class Gateway:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self._owner = uuid.uuid4().hex
+        self._owner = os.urandom(16).hex()
         self._executions: dict[str, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
@@ -62,7 +63,7 @@ class Gateway:
         """A request that nobody can ask for again: made again only if it was certainly not
         executed. Runs until it ends or its reader calls `abandon`."""
         method = assignment.request.method
-        assignment = replace(assignment, may_repeat=method in SAFE_METHODS)
+        assignment = structs.replace(assignment, may_repeat=method in SAFE_METHODS)
         execution = Execution("")
         self.parts.budgets[assignment.route.name].deposit()
         leader = Leader(self.parts, assignment, execution, NoRecorder(), span)
@@ -132,7 +133,7 @@ class Gateway:
     ) -> Claim:
         ttl = self.parts.policy.ttl
         terms = Terms(
-            claim_id=uuid.uuid4().hex,
+            claim_id=os.urandom(16).hex(),
             owner=self._owner,
             lease_ms=self.parts.options.lease_ms,
             ttl_ms=1000 * ttl.processing,
@@ -190,7 +191,7 @@ class Gateway:
             return assignment, first
         if not assignment.may_repeat:
             # The claim was recorded with another upstream; the leader records this one.
-            pinned = replace(assignment, pinned=former.url)
+            pinned = structs.replace(assignment, pinned=former.url)
             return pinned, first if first is former else None
         return assignment, former if former.can_serve and first is former else first
 

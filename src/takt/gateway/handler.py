@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+
+import msgspec
 
 from takt.errors import InvalidRequestError
 from takt.gateway.assignment import Assignment
@@ -37,8 +38,7 @@ MAX_DEADLINE_MS = 86_400_000
 _MAX_DEADLINE_DIGITS = len(str(MAX_DEADLINE_MS))
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """What is known of a request from its head to the end of its span."""
 
     route: Route

@@ -28,8 +28,7 @@ class KeyRules:
     """Trusted as it comes; if not given, credentials in `CREDENTIAL_HEADERS` tell tenants apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestKey:
+class RequestKey(msgspec.Struct, frozen=True):
     """`forwarded` is the key that the upstream sees."""
 
     identity: Identity

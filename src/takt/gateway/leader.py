@@ -68,7 +68,6 @@ class Leader:
         self._prefer, self._avoid = "", ""
         self._is_on_fallback = False
         self._num_tries = 0
-        self._closing = Closing(parts, assignment, execution, recorder)
 
     async def run(self, first: Upstream | None) -> None:
         """Ends the execution, in every case. `first` was recorded with the claim."""
@@ -174,6 +173,10 @@ class Leader:
             after_ms=self._policy.hedge_after_ms,
             choose_second=lambda: self._choose_hedge(upstream),
         )
+
+    @property
+    def _closing(self) -> Closing:
+        return Closing(self._parts, self._assignment, self._execution, self._recorder)
 
     def _choose_hedge(self, first: Upstream) -> Upstream | None:
         """A second upstream, if a second execution is allowed and the budget has room for it."""

@@ -154,7 +154,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_webhook: str | None = None
 
     def route_of(self, path: str) -> Route:
-        for route in self.routes:
+        for route in self.routes[:-1]:
             if fnmatch.fnmatchcase(path, route.pattern):
                 return route
         return self.routes[-1]

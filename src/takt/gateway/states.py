@@ -10,7 +10,6 @@ token moves it, and only inside a store's atomic script.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 import msgspec
 
@@ -69,8 +68,7 @@ class StoredRequest(msgspec.Struct, frozen=True):
     """As the upstream sees it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """What a record is filed under. `digest` alone is the primary key."""
 
     digest: str
@@ -81,8 +79,7 @@ class Identity:
     operation: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """What a claim asks for. `allow_takeover` False waits for the holder of an expired lease."""
 
     claim_id: str
@@ -99,8 +96,7 @@ class Terms:
     allow_takeover: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True):
     """A record as stored; times are wall-clock milliseconds since 1970."""
 
     digest: str
@@ -127,8 +123,7 @@ class Record:
     history: tuple[Attempt, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Claimed(msgspec.Struct, frozen=True):
     """The caller holds the lease. `taken_over` if an expired one was taken."""
 
     token: int
@@ -140,31 +135,27 @@ class Claimed:
     """Where that attempt was sent; empty if there was none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
+class Running(msgspec.Struct, frozen=True):
     """Somebody else holds the lease under `token`."""
 
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """The answer is known. `settled_now` if this very claim settled an unknown outcome."""
 
     state: State
     settled_now: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Mismatch:
+class Mismatch(msgspec.Struct, frozen=True):
     """The key was used with another body."""
 
 
 Claim = Claimed | Running | Settled | Mismatch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a claim: its state, and the rest of its answer."""
 
     state: State

@@ -46,6 +46,8 @@ class Headers(Mapping[str, str]):
 
     def count(self, name: str) -> int:
         lowered = name.lower()
+        if len(self._first) == len(self.pairs):
+            return int(lowered in self._first)
         return sum(one.lower() == lowered for one, _ in self.pairs)
 
 

@@ -17,9 +17,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _PATH_CHARS = "/%:@!$&'()*+,;=~-._"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Origin:
-    """Where a URL leads. `authority` is what a Host header says, `path` a prefix of targets."""
+    """Where a URL leads, made once for each. `authority` is what a Host header says, `path` a
+    prefix of targets."""
 
     host: str
     port: int

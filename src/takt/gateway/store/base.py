@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from takt.errors import TaktError
 from takt.gateway.states import Attempt, Claim, Claimed, Finish, Head, Identity, Record, Terms
@@ -14,16 +15,14 @@ class StoreUnavailableError(TaktError):
     """The store did not answer, or could not write; nothing may be executed. HTTP 503."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """A claim that is held: a record and the fencing token it was given."""
 
     digest: str
     token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """A record and the chunks of its answer from the one asked for on."""
 
     record: Record

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from takt.gateway.states import (
     OUTCOME_UNKNOWN,
@@ -29,8 +30,7 @@ from takt.gateway.store.history import decode_head, decode_history, encode_head,
 NS_PER_MS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class Now:
+class Now(msgspec.Struct, frozen=True):
     """Monotonic time for leases, with the boot it belongs to; wall-clock time for the rest."""
 
     lease_ns: int
