@@ -14,7 +14,7 @@ from typing import Protocol
 import aiohttp
 from benchmarks.gateway.processes import Process, Rig, rig
 
-from takt.gateway.keys import KeyRules, request_key, tenant_of
+from takt.gateway.keys import KeyRules, Tenants, request_key
 from takt.gateway.store.open import make_store
 
 PATH = "/v1/completions"
@@ -286,7 +286,7 @@ async def _unknown(url: str, num_requests: int) -> dict[str, tuple[int, int]]:
             headers={"Idempotency-Key": f"k{number}"},
             body=body_of(number),
             service="default",
-            tenant=tenant_of({}, KeyRules()),
+            tenant=Tenants(KeyRules()).of({}),
             rules=KeyRules(),
         )
         assert key is not None

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import time
+from typing import cast
 
 _EVENT = re.compile(rb"data: (\d+)\n")
 
@@ -70,9 +71,8 @@ class EventStream(asyncio.Protocol):
         self._rest = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.write(self._request)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         now_ns = time.monotonic_ns()

@@ -17,7 +17,7 @@ from takt.gateway.headers import DEADLINE_HEADER, to_upstream
 from takt.gateway.http.decoding import DECODED, BadEncodingError, Decoder
 from takt.gateway.http.exchange import Exchange
 from takt.gateway.http.request_reader import body_too_large
-from takt.gateway.keys import RequestKey, request_key, tenant_of
+from takt.gateway.keys import RequestKey, Tenants, request_key
 from takt.gateway.policy import Route
 from takt.gateway.rate_limit import RateLimiter
 from takt.gateway.responder import LostBeforeAnswerError, respond, write_error
@@ -57,6 +57,8 @@ class Handler:
         self._gateway = gateway
         self._parts = gateway.parts
         self._options = gateway.parts.options
+        self._key_rules = self._options.key_rules
+        self._tenants = Tenants(self._key_rules)
         self._limiter = RateLimiter(self._options.rate_limit, self._parts.clock)
         self._admitted: dict[Exchange, Progress] = {}
         self.is_draining = False
@@ -101,7 +103,7 @@ class Handler:
                 f"{self.num_in_flight} requests are in flight, the most there may be.",
                 retry_after_seconds=1,
             )
-        tenant = tenant_of(exchange.headers, self._options.key_rules)
+        tenant = self._tenants.of(exchange.headers)
         wait = self._limiter.retry_after_seconds(tenant)
         if wait is not None:
             raise GatewayError(
@@ -213,7 +215,7 @@ class Handler:
             body=body,
             service=progress.route.service,
             tenant=progress.tenant,
-            rules=self._options.key_rules,
+            rules=self._key_rules,
             secret=self._parts.sealer.secret,
         )
         if key is None and self._options.require_key:

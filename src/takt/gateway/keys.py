@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -15,6 +16,9 @@ from takt.idempotency import KEY_HEADER, checked_key, credential_digest, fingerp
 
 CREDENTIAL_HEADERS = ("Authorization", "X-Api-Key", "Api-Key")
 """OpenAI's, Anthropic's and Azure's."""
+
+MAX_TENANTS_KEPT = 1024
+"""Credentials whose digests are remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +39,27 @@ class RequestKey(msgspec.Struct, frozen=True):
     forwarded: str
 
 
-def tenant_of(headers: Mapping[str, str], rules: KeyRules) -> str:
-    """A digest that tells tenants apart and cannot be turned back into a credential."""
-    if rules.tenant_header is not None:
-        value = headers.get(rules.tenant_header)
+class Tenants:
+    """Tells tenants apart by digests that cannot be turned back into a credential."""
+
+    def __init__(self, rules: KeyRules) -> None:
+        self._rules = rules
+        # Most requests come from few tenants, and a hash costs more than a look into a table.
+        self._digest = lru_cache(MAX_TENANTS_KEPT)(credential_digest)
+
+    def of(self, headers: Mapping[str, str]) -> str:
+        """Raises `InvalidRequestError` where a header should name the tenant and is missing."""
+        name = self._rules.tenant_header
+        if name is None:
+            # All that are there: an upstream may look at any of them, and ignore a placeholder.
+            given = [headers[name] for name in CREDENTIAL_HEADERS if name in headers]
+            return self._digest("\0".join(given))
+        value = headers.get(name)
         if not value:
             raise InvalidRequestError(
-                f"the header {rules.tenant_header}, which names the tenant, is missing",
-                param=rules.tenant_header,
+                f"the header {name}, which names the tenant, is missing", param=name
             )
-    else:
-        # All that are there: an upstream may look at any of them, and ignore a mere placeholder.
-        given = (headers[name] for name in CREDENTIAL_HEADERS if name in headers)
-        value = "\0".join(given)
-    return credential_digest(value)
+        return self._digest(value)
 
 
 def request_key(

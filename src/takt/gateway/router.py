@@ -28,6 +28,9 @@ class Router:
     ) -> Upstream | None:
         """None if no upstream of `urls` can serve. `avoid` is taken only if nothing else is left;
         `prefer`, if it can serve, is taken."""
+        if len(urls) == 1:
+            only = self.upstreams[urls[0]]
+            return only if only.can_serve else None
         candidates = [upstream for url in urls if (upstream := self.upstreams[url]).can_serve]
         for upstream in candidates:
             if upstream.url == prefer:
