@@ -96,13 +96,13 @@ class FakeSseServer:
 
     def __enter__(self) -> FakeSseServer:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(60)
         return self
 
     def __exit__(self, *error: object) -> None:
         assert self._loop is not None and self._stop is not None
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
     async def _run(self) -> None:

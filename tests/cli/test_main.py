@@ -20,7 +20,7 @@ def run(*arguments: str) -> Ended:
     """In a process of its own."""
     code = "from takt.cli.main import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=200
     )
 
 
@@ -50,7 +50,7 @@ def test_an_interrupt_while_the_command_line_is_loaded_leaves_no_trace() -> None
 
         main()
     """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=200)
     assert (ended.returncode, ended.stderr) == (130, b"")
 
 

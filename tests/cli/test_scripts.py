@@ -16,7 +16,7 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 

@@ -20,7 +20,7 @@ from takt.engine.proc_client import ProcessEngineClient
 COMMAND = (sys.executable, str(Path(__file__).with_name("fake_engine_process.py")))
 
 
-def run(work: Coroutine[Any, Any, None], timeout: float = 60) -> None:
+def run(work: Coroutine[Any, Any, None], timeout: float = 200) -> None:
     async def limited() -> None:
         await asyncio.wait_for(work, timeout)
 

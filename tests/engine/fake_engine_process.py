@@ -1,9 +1,10 @@
 """An engine process around the fake model; `config.model.model` says how it behaves.
 
 `fake` serves. `fake:die-after=N` kills itself inside its Nth step, `fake:die-at-start` before it is
-ready, `fake:refuse` cannot start for a reason the user must mend, `fake:raise` for one of our own,
-and `fake:sleep=MS` makes each step last. `fake:late` takes 3 ms a step and 0.3 ms for each prompt
-token, and collects garbage over a large heap before every 30th step.
+ready, `fake:refuse` cannot start for a reason the user must mend, and `fake:raise` for one of our
+own. `fake:sleep=MS` makes each step last, `fake:hold=FILE` lets each but the first wait while the
+file exists. `fake:late` takes 3 ms a step and 0.3 ms for each prompt token, and collects garbage
+over a large heap before every 30th step.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fake_model import WINDOW, fake_model
@@ -33,10 +35,13 @@ def make_core(config: EngineConfig, clock: Clock, on_progress: OnProgress) -> En
     steps = itertools.count(1)
 
     def before_step(step: StepInput) -> None:
-        if behaviour == "die-after" and next(steps) == int(value):
+        number = next(steps)
+        if behaviour == "die-after" and number == int(value):
             os.kill(os.getpid(), signal.SIGKILL)
         if behaviour == "sleep":
             time.sleep(int(value) / 1000)
+        while behaviour == "hold" and number > 1 and Path(value).exists():
+            time.sleep(0.002)
         if behaviour == "late":
             time.sleep(0.003 + 0.0003 * (step.num_tokens - step.num_seqs))
 

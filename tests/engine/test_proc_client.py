@@ -70,13 +70,15 @@ def test_killed_twenty_times_under_load_everyone_is_told_and_service_is_back(
         async with engine("fake:sleep=1", on_step=steps.append) as client:
             for round_number in range(20):
                 await ready(client)
-                ends: list[str] = []
-                tasks = [
-                    asyncio.create_task(
-                        stream(client, make_request(f"{round_number}-{i}", rng, min_tokens=1), ends)
-                    )
+                # Every second one is sure to be running still when the engine is killed.
+                asked = [
+                    make_request(f"{round_number}-{i}", rng, min_tokens=1)
+                    if i % 2
+                    else make_request(f"{round_number}-{i}", rng, max_tokens=200, ignore_eos=True)
                     for i in range(30)
                 ]
+                ends: list[str] = []
+                tasks = [asyncio.create_task(stream(client, each, ends)) for each in asked]
                 num_steps = len(steps) + rng.randint(2, 12)
                 while len(steps) < num_steps:
                     await asyncio.sleep(0.001)
@@ -89,10 +91,10 @@ def test_killed_twenty_times_under_load_everyone_is_told_and_service_is_back(
                 assert client.num_outstanding == 0
             await ready(client)
             assert client.epoch == 21
-            asked = make_request("last", rng)
-            assert await collect(client, asked) == expected(asked)
+            last = make_request("last", rng)
+            assert await collect(client, last) == expected(last)
 
-    run(work(), timeout=120)
+    run(work())
 
 
 def test_while_it_restarts_new_requests_are_told_at_once() -> None:
@@ -269,7 +271,8 @@ def test_a_full_queue_is_refused_and_says_so() -> None:
                 )
                 for i in range(10)
             ]
-            await asyncio.sleep(0.05)
+            while client.num_outstanding < 10:
+                await asyncio.sleep(0)
             with pytest.raises(OverloadedError, match="10 sequences"):
                 await collect(client, request("more", [1], max_tokens=1))
             await asyncio.gather(*tasks)
@@ -325,6 +328,6 @@ def test_an_idle_engine_uses_no_cpu() -> None:
             assert client.engine_pid is not None
             before = ticks(client.engine_pid)
             await asyncio.sleep(0.5)
-            assert ticks(client.engine_pid) - before <= 1
+            assert ticks(client.engine_pid) - before <= 5, "spinning would be 50"
 
     run(work())

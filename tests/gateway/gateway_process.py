@@ -12,7 +12,7 @@ COMMAND = [sys.executable, "-c", "from takt.cli.main import main; main()"]
 
 
 def run_takt(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=200)
 
 
 class GatewayProcess:
@@ -51,7 +51,7 @@ class GatewayProcess:
         return self._end()
 
     def _end(self) -> int:
-        code = self._process.wait(timeout=30)
+        code = self._process.wait(timeout=200)
         assert self._process.stderr is not None
         self._process.stderr.close()
         return code

@@ -55,7 +55,8 @@ class Harness:
         self._retry = retry or {}
         self._policy = policy or {}
         self._deduplicates = deduplicates
-        self._options = {"store": store_url, "lease_ms": 600, "health_interval_ms": 50, **options}
+        # A lease that outlasts any pause of the machine, but where a test waits for its end.
+        self._options = {"store": store_url, "lease_ms": 30_000, "health_interval_ms": 50} | options
         self.url = ""
 
     async def __aenter__(self) -> Harness:

@@ -9,14 +9,9 @@ import subprocess
 import time
 from pathlib import Path
 
+from free_port import free_port
+
 SERVICES = Path(__file__).parents[2] / "scripts" / "test-services"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisProcess:
@@ -41,7 +36,7 @@ class RedisProcess:
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL)
-        for _ in range(1000):
+        for _ in range(6000):
             if self._process.poll() is not None:
                 break
             try:
@@ -52,7 +47,8 @@ class RedisProcess:
             except OSError:
                 pass
             time.sleep(0.01)
-        raise RuntimeError(f"redis did not start: {self._log.read_text()[-500:]}")
+        log = self._log.read_text()[-500:] if self._log.exists() else "it wrote no log"
+        raise RuntimeError(f"redis did not start: {log}")
 
     def pause(self) -> None:
         """It accepts connections and answers nothing, until `resume`."""

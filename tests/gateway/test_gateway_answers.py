@@ -63,8 +63,9 @@ def test_same_key_with_another_body_is_refused(
             await gateway.post()
             settled = await gateway.post(body=BODY | {"seed": 1})
             upstream.script = [hold(answer())]
+            upstream.arrived.clear()
             running = asyncio.create_task(gateway.post("other"))
-            await asyncio.sleep(0.05)
+            await upstream.arrived.wait()
             joined = await gateway.post("other", body=BODY | {"seed": 1})
             upstream.release.set()
             await running
@@ -240,10 +241,11 @@ def test_store_that_is_away_means_503_and_no_execution(
     runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
 ) -> None:
     async def scenario() -> None:
-        async with Harness([upstream], sqlite_url) as gateway:
+        async with Harness([upstream], sqlite_url, lease_ms=600) as gateway:
             await gateway.parts.store.close()
             refused = await gateway.post()
-            await asyncio.sleep(0.3)
+            while gateway.parts.keeper.is_store_up:
+                await asyncio.sleep(0.01)
             health = await gateway.post(None, path="/health", method="GET")
             await gateway.parts.store.open()
             served = await gateway.post()
@@ -282,8 +284,8 @@ def test_another_gateway_takes_over_from_a_dead_one(
     async def scenario() -> None:
         upstream.script = [hold(answer())]
         async with (
-            Harness([upstream], store_url) as one,
-            Harness([upstream], store_url) as other,
+            Harness([upstream], store_url, lease_ms=600) as one,
+            Harness([upstream], store_url, lease_ms=600) as other,
         ):
             lost = asyncio.create_task(one.post())
             await upstream.arrived.wait()
@@ -304,8 +306,8 @@ def test_unknown_outcome_of_a_dead_gateway_is_final_under_fail(
     async def scenario() -> None:
         upstream.script = [hold(answer())]
         async with (
-            Harness([upstream], store_url, on_unknown="fail") as one,
-            Harness([upstream], store_url, on_unknown="fail") as other,
+            Harness([upstream], store_url, on_unknown="fail", lease_ms=600) as one,
+            Harness([upstream], store_url, on_unknown="fail", lease_ms=600) as other,
         ):
             lost = asyncio.create_task(one.post())
             await upstream.arrived.wait()
@@ -328,8 +330,8 @@ def test_paused_gateway_gives_the_answer_of_the_one_that_took_over(
     async def scenario() -> None:
         upstream.script = [hold(answer(text='"late"'))]
         async with (
-            Harness([upstream], store_url) as one,
-            Harness([upstream], store_url) as other,
+            Harness([upstream], store_url, lease_ms=600) as one,
+            Harness([upstream], store_url, lease_ms=600) as other,
         ):
 
             async def no_beat(*_: object) -> list[bool]:

@@ -23,7 +23,7 @@ async def send_raw(url: str, data: bytes) -> bytes:
     host, port = url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
-    answered = await asyncio.wait_for(reader.read(4096), 10)
+    answered = await asyncio.wait_for(reader.read(4096), 100)
     writer.close()
     await writer.wait_closed()
     return answered

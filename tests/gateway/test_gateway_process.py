@@ -13,9 +13,10 @@ import aiohttp
 import pytest
 from gateway_process import GatewayProcess, run_takt
 from harness import BODY, PATH
-from redis_process import RedisProcess, free_port
+from redis_process import RedisProcess
 from scripted_upstream import ScriptedUpstream, answer, hold
 
+from free_port import free_port
 from takt.cli.main import main
 
 StartGateway = Callable[..., GatewayProcess]

@@ -109,7 +109,7 @@ def test_deadline_of_the_caller_ends_the_tries(
     async def scenario() -> None:
         upstream.default = answer(503, headers={"Retry-After": "5"})
         async with Harness([upstream], sqlite_url) as gateway:
-            refused = await gateway.post(headers={"X-Request-Timeout-Ms": "300"})
+            refused = await gateway.post(headers={"X-Request-Timeout-Ms": "4000"})
             bad = await gateway.post(headers={"X-Request-Timeout-Ms": "soon"})
             long = await gateway.post(headers={"X-Request-Timeout-Ms": "1" * 5000})
         assert refused.status == 503
@@ -162,7 +162,7 @@ def test_requests_fail_soon_when_the_budget_is_spent(
 ) -> None:
     async def scenario() -> None:
         upstream.default = answer(500)
-        retry = {"budget_percent": 0, "min_retries_per_second": 0.3, "max_tries": 2}
+        retry = {"budget_percent": 50, "min_retries_per_second": 0, "max_tries": 2}
         async with Harness([upstream], sqlite_url, retry=retry) as gateway:
             for number in range(6):
                 await gateway.post(f"k{number}")
@@ -315,7 +315,7 @@ def test_answer_that_stands_still_is_given_up(
 ) -> None:
     async def scenario() -> None:
         upstream.default = stream(hold_before=2)
-        async with Harness([upstream], sqlite_url, retry={"idle_timeout_ms": 80}) as gateway:
+        async with Harness([upstream], sqlite_url, retry={"idle_timeout_ms": 500}) as gateway:
             streamed = await gateway.post("stream")
             upstream.default = hold(answer())
             retry = {"response_timeout_ms": 80, "max_tries": 2}
@@ -348,7 +348,8 @@ def test_draining_upstream_gets_nothing_new(
             path = path.replace("drain", "resume")
             await gateway.post(None, path=path, headers=headers)
             other.health_status = 503
-            await asyncio.sleep(0.3)
+            while gateway.parts.router.num_serving > 1:
+                await asyncio.sleep(0.01)
             await gateway.post("last")
             assert len(upstream.seen) == 1
         await other.stop()

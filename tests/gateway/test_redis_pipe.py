@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -38,6 +38,16 @@ def run(
             await pipe.close()
 
     asyncio.run(scoped())
+
+
+async def run_at_last(pipe: ScriptPipe, text: str) -> list[object]:
+    """For pipes with a time limit so short that a busy machine may miss it."""
+    while True:
+        try:
+            answer: list[object] = await pipe.run(ECHO, ["n"], [text])
+            return answer
+        except (RedisTimeoutError, RedisConnectionError):
+            await asyncio.sleep(0.05)
 
 
 def test_each_script_gets_its_own_answer(redis: RedisProcess) -> None:
@@ -81,19 +91,13 @@ def test_late_scripts_fail_together_and_the_next_one_has_a_new_connection(
     redis: RedisProcess,
 ) -> None:
     async def scenario(pipe: ScriptPipe) -> None:
-        await pipe.run(ECHO, ["n"], ["loads the script"])
+        await run_at_last(pipe, "loads the script")
         redis.pause()
         late = [pipe.run(ECHO, ["n"], ["late"]), pipe.run(ECHO, ["n"], ["behind"])]
         answers = await asyncio.gather(*late, return_exceptions=True)
         assert {type(answer) for answer in answers} == {RedisTimeoutError}
         redis.resume()
-        for _ in range(100):
-            try:
-                assert (await pipe.run(ECHO, ["n"], ["again"]))[0] == b"again"
-                return
-            except (RedisTimeoutError, RedisConnectionError):
-                await asyncio.sleep(0.05)
-        raise AssertionError("no script ran any more")
+        assert (await run_at_last(pipe, "again"))[0] == b"again"
 
     run(redis, scenario, timeout=0.3)
 
@@ -115,14 +119,21 @@ def test_a_server_that_accepts_and_says_nothing_is_given_up_by_all_at_once(
 ) -> None:
     async def scenario(pipe: ScriptPipe) -> None:
         redis.pause()
-        begin = time.monotonic()
+        connections = []
+        make_connection = pipe._make_connection
+
+        def make() -> AbstractConnection:
+            connections.append(make_connection())
+            return connections[-1]
+
+        pipe._make_connection = make
         calls = [pipe.run(ECHO, ["n"], ["a"]) for _ in range(20)]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(answer) for answer in answers} == {RedisTimeoutError}
         # One after the other they would have waited for 20 times the limit.
-        assert time.monotonic() - begin < 20 * 0.3
+        assert len(connections) == 1
         redis.resume()
-        assert (await pipe.run(ECHO, ["n"], ["again"]))[0] == b"again"
+        assert (await run_at_last(pipe, "again"))[0] == b"again"
 
     run(redis, scenario, timeout=0.3)
 
@@ -131,7 +142,7 @@ def test_a_command_that_a_hanging_server_does_not_even_take_is_given_up(
     redis: RedisProcess,
 ) -> None:
     async def scenario(pipe: ScriptPipe) -> None:
-        await pipe.run(ECHO, ["n"], ["loads the script"])
+        await run_at_last(pipe, "loads the script")
         redis.pause()
         more_than_sockets_hold = bytes(32 * 1024 * 1024)
         with pytest.raises((RedisTimeoutError, RedisConnectionError)):

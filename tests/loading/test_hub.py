@@ -116,9 +116,9 @@ def test_of_two_processes_at_once_one_fetches(alias: Alias) -> None:
     children = [context.Process(target=fetch_in_child, args=(alias, results)) for _ in range(2)]
     for child in children:
         child.start()
-    outcomes = [results.get(timeout=60) for _ in children]
+    outcomes = [results.get(timeout=200) for _ in children]
     for child in children:
-        child.join(60)
+        child.join(200)
     assert [whole for whole, _ in outcomes] == [True, True]
     assert sum(fetched for _, fetched in outcomes) == 1
 
@@ -134,7 +134,7 @@ def die_unpacking(alias: Alias) -> None:
 def test_a_killed_fetch_leaves_nothing_that_looks_whole(alias: Alias, cache: Path) -> None:
     child = multiprocessing.get_context("spawn").Process(target=die_unpacking, args=(alias,))
     child.start()
-    child.join(60)
+    child.join(200)
     assert child.exitcode == -signal.SIGKILL
     assert not alias.path.exists()
     assert not alias.is_cached

@@ -265,6 +265,6 @@ except ConfigError as error:
     print(error)
 """
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=200
     )
     assert remedy in done.stdout

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_nodes import RayNode, free_port, wait_until_listening
+from ray_nodes import RayNode, wait_until_listening
 from test_hosts import GREEDY, SIZES, answers
 
+from free_port import free_port
 from takt import LLM, SamplingParams
 from takt.config import (
     CacheOptions,

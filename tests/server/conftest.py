@@ -33,7 +33,7 @@ def engine(server: FakeServer) -> FakeEngine:
 
 @pytest.fixture(scope="module")
 def module_http(module_server: FakeServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=module_server.url, timeout=10) as client:
+    with httpx.Client(base_url=module_server.url, timeout=200) as client:
         yield client
 
 

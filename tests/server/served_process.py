@@ -36,7 +36,7 @@ class ServedProcess:
 
     def end(self) -> int:
         """Waits for the exit code; the rest of stderr is in `lines`."""
-        _, rest = self.process.communicate(timeout=60)
+        _, rest = self.process.communicate(timeout=200)
         self.lines += rest.splitlines(keepends=True)
         return self.process.returncode
 
@@ -56,8 +56,8 @@ def served_process(*command: str) -> Iterator[ServedProcess]:
         server.process.communicate()
 
 
-def wait_for_status(url: str, status: int, seconds: float = 30) -> None:
+def wait_for_status(url: str, status: int, seconds: float = 200) -> None:
     end = time.monotonic() + seconds
-    while httpx.get(url, timeout=5).status_code != status:
+    while httpx.get(url, timeout=200).status_code != status:
         assert time.monotonic() < end, f"{url} never gave {status}"
         time.sleep(0.02)

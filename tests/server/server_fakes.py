@@ -113,6 +113,8 @@ class FakeEngine:
         self.aborted: list[tuple[str, int | None]] = []
         self.num_open = 0
         self.pace_seconds = 0.0
+        self.holds_after: int | None = None
+        """Outputs of a request after which it stands still until this is None again."""
         self.num_cached_tokens = 0
         self.refusal: Exception | None = None
         self.dies_after: int | None = None
@@ -149,6 +151,10 @@ class FakeEngine:
         try:
             for count, output in enumerate(self._outputs(request)):
                 await asyncio.sleep(self.pace_seconds)
+                while self._is_held(count) and not self._is_aborted(
+                    request.request_id, output.choice
+                ):
+                    await asyncio.sleep(0.005)
                 if self.dies_after is not None and count >= self.dies_after:
                     self.state = EngineState.RESTARTING
                     raise EngineDeadError("the engine died")
@@ -160,6 +166,9 @@ class FakeEngine:
                     return
         finally:
             self.num_open -= 1
+
+    def _is_held(self, num_outputs: int) -> bool:
+        return self.holds_after is not None and num_outputs >= self.holds_after
 
     def _is_aborted(self, request_id: str, choice: int | None) -> bool:
         return (request_id, None) in self.aborted or (request_id, choice) in self.aborted
@@ -269,7 +278,7 @@ class FakeServer:
     def __exit__(self, *_: object) -> None:
         self._http.should_exit = True
         self._http.force_exit = True
-        self._thread.join(10)
+        self._thread.join(60)
         self.state.shut_down_pools()
         assert not self._thread.is_alive()
 
@@ -277,7 +286,7 @@ class FakeServer:
         raw = socket.socket()
         if receive_buffer_bytes is not None:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        raw.settimeout(10)
+        raw.settimeout(60)
         with contextlib.suppress(BaseException):
             raw.connect(("127.0.0.1", self.port))
         return raw

@@ -76,10 +76,12 @@ def test_signal_while_the_model_loads_stops_at_once() -> None:
         assert server.end() == 0
 
 
-def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
-    with served("fake:sleep=10") as server:
+def test_sigterm_lets_running_requests_end_and_refuses_new_ones(tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with served(f"fake:hold={hold}") as server:
         url = server.url()
-        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG) as response:
             lines = response.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
@@ -87,6 +89,7 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
             refused = httpx.post(f"{url}/v1/completions", json={"prompt": "b"})
             assert refused.status_code == 503
             assert "stopping" in refused.json()["error"]["message"]
+            hold.unlink()
             texts = [line for line in lines if line]
         assert len(texts) == 200
         assert texts[-1] == "data: [DONE]"
@@ -96,10 +99,10 @@ def test_sigterm_lets_running_requests_end_and_refuses_new_ones() -> None:
 
 @pytest.mark.parametrize("by_signal", [True, False], ids=["second signal", "time is up"])
 def test_what_still_runs_when_the_drain_ends_gets_an_error_event(by_signal: bool) -> None:
-    timeout = 60.0 if by_signal else 0.1
-    with served("fake:sleep=50", drain_timeout_seconds=timeout) as server:
+    timeout = 600.0 if by_signal else 0.1
+    with served("fake:sleep=100", drain_timeout_seconds=timeout) as server:
         url = server.url()
-        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG) as response:
             lines = response.iter_lines()
             next(lines)
             server.process.send_signal(signal.SIGTERM)
@@ -113,9 +116,9 @@ def test_what_still_runs_when_the_drain_ends_gets_an_error_event(by_signal: bool
 
 
 def test_engine_death_is_an_error_event_and_then_service_returns() -> None:
-    with served("fake:sleep=10") as server:
+    with served("fake:sleep=100") as server:
         url = server.url()
-        with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=30) as response:
+        with httpx.stream("POST", f"{url}/v1/completions", json=LONG) as response:
             lines = response.iter_lines()
             next(lines)
             kill_engine(server)
@@ -144,7 +147,7 @@ def test_three_deaths_in_a_row_end_the_server_with_one_line() -> None:
         url = server.url()
         for _ in range(3):
             wait_for_status(f"{url}/health", 200)
-            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=30)
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "a"})
             assert answer.status_code == 503
         assert server.end() == 1
         assert server.last_line.startswith("takt: the engine died 3 times in a row")

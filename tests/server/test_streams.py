@@ -27,7 +27,7 @@ def events(response: httpx.Response) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -173,7 +173,7 @@ def test_engine_death_in_a_stream_is_an_error_event(
 
 
 def test_vanished_client_aborts_its_request(server: FakeServer, engine: FakeEngine) -> None:
-    engine.pace_seconds = 0.01
+    engine.holds_after = 3
     for stream in (True, False):
         body = json.dumps({"prompt": "a", "stream": stream, "max_tokens": 64}).encode()
         raw = server.connect()
@@ -203,7 +203,7 @@ def test_reader_that_stops_is_cut_off_and_disturbs_nobody() -> None:
             % (len(body), body)
         )
         wait_until(lambda: len(engine.requests) == 1)
-        with httpx.Client(base_url=server.url, timeout=10) as other:
+        with httpx.Client(base_url=server.url, timeout=200) as other:
             answer = other.post("/v1/completions", json={"prompt": "b", "max_tokens": 50}).json()
             assert answer["choices"][0]["text"] == "a" * 50
         wait_until(lambda: engine.num_open == 0)
