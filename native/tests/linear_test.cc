@@ -88,6 +88,17 @@ void products_match_reference(QuantType type) {
   }
 }
 
+// Each of `m` rows alone.
+std::vector<float> one_by_one(const PackedWeight& w, const RandomRows& x, int m) {
+  std::vector<float> out(size_t(m * w.rows()));
+  for (int i = 0; i < m; ++i) {
+    const ActivationRows one = {x.q8.empty() ? nullptr : &x.q8[size_t(i)], &x.f32_rows[size_t(i)],
+                                &x.bf16_rows[size_t(i)], 1};
+    linear(w, 0, w.rows(), one, out.data() + i * w.rows(), w.rows());
+  }
+  return out;
+}
+
 // Each row of x alone, on the generic build, is what every batch on every build must give.
 void batches_equal_single_rows(QuantType type) {
   std::mt19937 rng(99 + unsigned(type));
@@ -100,17 +111,33 @@ void batches_equal_single_rows(QuantType type) {
   const auto w = pack_weight({&view, 1}, nullptr, 1);
 
   select_isa("generic");
-  std::vector<float> single(size_t(max_m) * rows);
-  for (int i = 0; i < max_m; ++i) {
-    const ActivationRows one = {x.q8.empty() ? nullptr : &x.q8[size_t(i)], &x.f32_rows[size_t(i)],
-                                &x.bf16_rows[size_t(i)], 1};
-    linear(*w, 0, rows, one, single.data() + i * rows, rows);
-  }
+  const std::vector<float> single = one_by_one(*w, x, max_m);
   for (const char* isa : available_isas()) {
     select_isa(isa);
     for (int m = 1; m <= max_m; m += kIsSanitized && m > 17 ? 13 : 1) {
       const std::vector<float> expected(single.begin(), single.begin() + m * rows);
       CHECK(equal_bits(multiply(*w, x, m), expected), "%s type %d m %d", isa, int(type), m);
+    }
+  }
+}
+
+// The same around the number of rows that one pass takes.
+void more_rows_than_a_pass_equal_single_rows() {
+  std::mt19937 rng(21);
+  const int64_t rows = 40, cols = 96;
+  const int max_m = 300;
+  const RandomMatrix raw(QuantType::kQ4_1, rows, cols, rng);
+  const RandomRows x(max_m, cols, rng);
+  const RawMatrix view = raw.view();
+  const auto w = pack_weight({&view, 1}, nullptr, 1);
+
+  select_isa("generic");
+  const std::vector<float> single = one_by_one(*w, x, max_m);
+  for (const char* isa : available_isas()) {
+    select_isa(isa);
+    for (const int m : {255, 256, 257, max_m}) {
+      const std::vector<float> expected(single.begin(), single.begin() + m * rows);
+      CHECK(equal_bits(multiply(*w, x, m), expected), "%s m %d", isa, m);
     }
   }
 }
@@ -266,6 +293,7 @@ void instruction_sets_are_chosen_by_name() {
 void run() {
   instruction_sets_are_chosen_by_name();
   wrong_shapes_are_refused();
+  more_rows_than_a_pass_equal_single_rows();
   for (const QuantType type : kAllTypes) {
     embedding_is_exact(type);
     batches_equal_single_rows(type);
