@@ -16,6 +16,8 @@ pytestmark = pytest.mark.model
 
 MODEL = "smollm2-135m"
 NUM_REQUESTS = 64
+SOME = slice(None, None, 3)
+"""Of each kind, for the engines that only run the same in another way."""
 POOL_BYTES = 128 << 20
 VOCAB_SIZE = 49_152
 
@@ -109,16 +111,17 @@ def test_how_steps_are_run_changes_no_bit(
     options: dict[str, Any], prompts: list[list[int]], params: list[Params], solo: Bits
 ) -> None:
     with make_llm(**options) as engine:
-        assert bits(engine.generate(prompts, params)) == solo
+        assert bits(engine.generate(prompts[SOME], params[SOME])) == solo[SOME]
 
 
 def test_a_prefix_hit_equals_a_miss(
     prompts: list[list[int]], params: list[Params], solo: Bits
 ) -> None:
+    prompts, params = prompts[SOME], params[SOME]
     with make_llm(enable_prefix_caching=True) as engine:
         for repeat in range(2):
             completions = engine.generate(prompts, params)
-            assert bits(completions) == solo
+            assert bits(completions) == solo[SOME]
             hits = [c.num_cached_tokens for c in completions]
             if repeat:
                 assert [h > 0 for h in hits] == [

@@ -14,7 +14,8 @@ from store_driver import StoreDriver, make_driver
 
 @pytest.fixture(scope="session")
 def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    process = RedisProcess(tmp_path_factory.mktemp("redis"))
+    # Thousands of writes would each wait for the disk.
+    process = RedisProcess(tmp_path_factory.mktemp("redis"), appendfsync="everysec")
     process.start()
     yield process
     process.kill()

@@ -17,7 +17,9 @@ SERVICES = Path(__file__).parents[2] / "scripts" / "test-services"
 class RedisProcess:
     """`kill` and `start` may alternate: the data stay in the directory."""
 
-    def __init__(self, directory: Path, *, appendonly: bool = True) -> None:
+    def __init__(
+        self, directory: Path, *, appendonly: bool = True, appendfsync: str = "always"
+    ) -> None:
         command = _command()
         if command is None:
             subprocess.run([SERVICES], check=True)
@@ -29,7 +31,7 @@ class RedisProcess:
         self._arguments = [
             command,
             *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory)),
-            *("--appendonly", "yes" if appendonly else "no", "--appendfsync", "always"),
+            *("--appendonly", "yes" if appendonly else "no", "--appendfsync", appendfsync),
             *("--save", "", "--logfile", str(self._log)),
         ]
         self._process: subprocess.Popen[bytes] | None = None

@@ -232,7 +232,7 @@ def test_gateway_starts_before_its_upstream_and_says_so(
 def test_faults_and_kills_leave_one_answer_for_each_request(store: str, mode: str) -> None:
     script = (
         "import asyncio, sys; from benchmarks.gateway import faults;"
-        f"sys.exit(not asyncio.run(faults.run({store!r}, {mode!r}, 250, 40)))"
+        f"sys.exit(not asyncio.run(faults.run({store!r}, {mode!r}, 150, 40)))"
     )
     result = subprocess.run(
         [sys.executable, "-c", script],
