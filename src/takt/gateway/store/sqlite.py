@@ -82,7 +82,9 @@ class SqliteStore:
 
     async def ping(self) -> None:
         self._parts.sync.check()
-        await self._queue(lambda db: db.execute("SELECT token FROM fence").fetchone(), writes=False)
+        await self._queue(
+            lambda db: db.execute("SELECT seq FROM sqlite_sequence").fetchone(), writes=False
+        )
 
     async def claim(self, identity: Identity, terms: Terms) -> Claim:
         result: Claim = await self._write(

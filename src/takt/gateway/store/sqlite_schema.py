@@ -14,10 +14,11 @@ SCHEMA_VERSION = 2
 BUSY_TIMEOUT_SECONDS = 5.0
 
 # Records and chunks are in the order in which they were made: the pages that a request changes are
-# those that the one before it changed, but for one of the index of digests.
+# those that the one before it changed, but for one of the index of digests. Fencing tokens are
+# drawn from the sequence of the records' own numbers.
 _TABLES = """
 CREATE TABLE records (
-    id INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
     digest TEXT NOT NULL UNIQUE,
     fingerprint TEXT NOT NULL,
     key TEXT NOT NULL,
@@ -52,8 +53,7 @@ CREATE TABLE chunks (
     PRIMARY KEY (record, position)
 ) WITHOUT ROWID;
 CREATE TABLE requests (digest TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE fence (token INTEGER NOT NULL);
-INSERT INTO fence VALUES (0);
+INSERT INTO sqlite_sequence VALUES ('records', 0);
 """
 
 

@@ -256,15 +256,16 @@ def _is_lease_alive(row: sqlite3.Row, now: Now) -> bool:
 
 
 def _next_token(db: sqlite3.Connection) -> int:
-    return int(db.execute("UPDATE fence SET token = token + 1 RETURNING token").fetchone()[0])
+    return int(db.execute("UPDATE sqlite_sequence SET seq = seq + 1 RETURNING seq").fetchone()[0])
 
 
 def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) -> Claimed:
-    token = _next_token(db)
+    """A new record, whose token is its number."""
     is_sent = terms.upstream != ""
-    db.execute(
-        "INSERT INTO records VALUES "
-        "(NULL,?,?,?,?,?,?,'processing',?,?,?,?,?,?,?,?,?,0,0,'',?,?,?,x'',x'')",
+    (token,) = db.execute(
+        "INSERT INTO records SELECT "
+        "NULL,?,?,?,?,?,?,'processing',seq+1,?,?,?,?,?,?,?,?,0,0,'',?,?,?,x'',x'' "
+        "FROM sqlite_sequence WHERE name = 'records' RETURNING token",
         (
             identity.digest,
             identity.fingerprint,
@@ -272,7 +273,6 @@ def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) 
             identity.tenant,
             identity.service,
             identity.operation,
-            token,
             terms.claim_id,
             terms.owner,
             now.lease_ns + terms.lease_ms * NS_PER_MS,
@@ -285,8 +285,8 @@ def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) 
             now.wall_ms,
             now.wall_ms + terms.ttl_ms,
         ),
-    )
-    return Claimed(token, int(is_sent), False, False, "")
+    ).fetchone()
+    return Claimed(int(token), int(is_sent), False, False, "")
 
 
 def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> Claimed:
