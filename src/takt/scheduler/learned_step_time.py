@@ -122,7 +122,7 @@ class LearnedStepTime:
         self._count(ratio, bound)
         self._kinds[kind].add(ratio)
         self._all.add(ratio)
-        self._pool.add(ratio)
+        self._pool.add(ratio / self._alarm)  # which is part of what bounds were made of
         # Relative to the larger of both, so that neither a long nor a short step weighs too much.
         scale = max(duration_ns, predicted)
         error = (duration_ns - predicted) / scale

@@ -1,0 +1,53 @@
+"""Whether first tokens wait for other prompts: milliseconds, 1 ms for a token, 500 ms a full step."""
+
+from __future__ import annotations
+
+from takt.scheduler.step_time import StepFeatures
+from takt.scheduler.urgency import Prompt, PromptUrgency
+
+MS = 1_000_000
+
+
+def judge(cost_beside: int = 4) -> PromptUrgency:
+    """Steps beside streams take `cost_beside` ms for each token of a prompt."""
+    urgency = PromptUrgency(MS, 500)
+    for _ in range(500):
+        urgency.observe(StepFeatures(2, 10, 800, 800), 10 * cost_beside * MS)
+    return urgency
+
+
+def prompt(num_left: int, slack_ms: int, ttft_ms: int = 3000) -> Prompt:
+    spare_ms = ttft_ms // 20
+    return Prompt(num_left, (slack_ms + spare_ms) * MS, ttft_ms * MS)
+
+
+DONE = prompt(1, 2500)
+LONG = prompt(2000, 7000)
+
+
+def test_a_prompt_that_is_done_waits_for_one_that_would_be_late_beside_it() -> None:
+    assert judge().holds([DONE, LONG], 0)
+
+
+def test_it_waits_for_nobody_who_has_time_beside_it() -> None:
+    assert not judge().holds([DONE, prompt(2000, 9000)], 0)
+    assert not judge(cost_beside=3).holds([DONE, LONG], 0)
+
+
+def test_it_waits_only_while_its_own_deadline_allows() -> None:
+    assert judge().holds([DONE, LONG], 1400 * MS)
+    assert not judge().holds([DONE, LONG], 1600 * MS)
+
+
+def test_nobody_waits_while_another_that_can_be_done_in_a_step_has_to_begin() -> None:
+    assert not judge().holds([DONE, prompt(400, 1300), LONG], 0)
+
+
+def test_whoever_is_late_in_any_case_is_not_waited_for() -> None:
+    assert not judge().holds([DONE, prompt(2000, 1900)], 0)
+
+
+def test_prompts_add_up() -> None:
+    shorts = [prompt(400, 2000 + 200 * i) for i in range(4)]
+    assert not judge().holds([DONE, *shorts[:1]], 0)
+    assert judge().holds([DONE, *shorts], 0)
