@@ -196,8 +196,10 @@ class ReplicaLoad:
         return max(self._used_share, min(1.0, self._running_final_tokens / self._num_kv_tokens))
 
     def share_of(self, work: Work) -> float:
-        """Share of the pool that a request needs: all of its future, or its prompt at first."""
-        tokens = work.num_final_tokens if self._reserves_output else work.num_prompt_tokens
+        """Share of the pool that a request comes to need: what is promised to it, or, where output
+        is not reserved, as much of its limit as outputs have been taking."""
+        output_share = 1.0 if self._reserves_output else self._output_share
+        tokens = work.num_prompt_tokens + output_share * work.num_seqs * work.max_tokens
         return tokens / max(self._num_kv_tokens, 1)
 
     def prompt_ids(self) -> list[str]:
