@@ -5,10 +5,10 @@
 
 Two tenants, each with a system prompt of its own that its replica caches. One's answers are long,
 the other's short, and the server cannot know: all requests have the same `max_tokens`, and clients
-stop reading when they have enough. They come in a burst: once they are all somewhere, no routing can
-mend that one replica's pool is full and the other one's empties. Output is not reserved, so that a
-full pool preempts. (Under a load that stays above what both replicas can do, both pools are full all
-the time, and there is nobody to give work to: offload then changes little.)
+stop reading when they have enough. They come in a burst: once all are somewhere, no routing mends
+that one replica's pool is full and the other one's empties. Output is not reserved, so that a full
+pool preempts. (Under a load that stays above what both replicas can do, both pools are full all the
+time, and there is nobody to give work to: offload then changes little.)
 
 The bar: with offload fewer preemptions, and a lower P99 of the time to the first token and of a
 request's time. Exit code 1 if it does not hold.
