@@ -1,4 +1,4 @@
-"""Whether first tokens wait for other prompts: milliseconds, 1 ms for a token, 500 ms a full step."""
+"""Whether first tokens wait for other prompts: 1 ms for a token, 500 ms for a full step."""
 
 from __future__ import annotations
 
