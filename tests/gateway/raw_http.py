@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +15,24 @@ from takt.gateway.http.exchange import Exchange
 from takt.gateway.http.server import HttpServer
 
 Handle = Callable[[Exchange], Awaitable[None]]
+
+END = b"Connection: close\r\n\r\n"
+
+
+def post(body: bytes, *fields: bytes, path: bytes = b"/") -> bytes:
+    lines = [b"POST %b HTTP/1.1" % path, b"Host: h", b"Content-Length: %d" % len(body), *fields]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def bodies(answered: bytes) -> list[bytes]:
+    """Of answers with a length, one behind the other."""
+    found = []
+    while answered:
+        head, _, answered = answered.partition(b"\r\n\r\n")
+        length = int(re.search(rb"Content-Length: (\d+)", head).group(1))  # type: ignore[union-attr]
+        found.append(answered[:length])
+        answered = answered[length:]
+    return found
 
 
 async def echo(exchange: Exchange) -> None:
@@ -52,14 +72,20 @@ class EchoApplication:
 class Served:
     """An application on a port of its own."""
 
-    def __init__(self, application: EchoApplication) -> None:
+    def __init__(
+        self,
+        application: EchoApplication,
+        tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+    ) -> None:
+        """`tls` is that of the server and of its clients."""
         self.application = application
         self.server = HttpServer(application)
+        self._server_tls, self._client_tls = tls or (None, None)
 
     async def __aenter__(self) -> Served:
         bound = socket.create_server(("127.0.0.1", 0))
         self._port = bound.getsockname()[1]
-        await self.server.start(bound)
+        await self.server.start(bound, self._server_tls)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -67,7 +93,7 @@ class Served:
         assert not self.server.connections
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self._port)
+        return await asyncio.open_connection("127.0.0.1", self._port, ssl=self._client_tls)
 
     async def ask(self, *pieces: bytes) -> bytes:
         """All that is answered until the connection ends; pieces are sent one after the other."""

@@ -172,14 +172,12 @@ def test_bytes_that_come_unasked_close_a_free_connection(runner: asyncio.Runner)
 def test_an_old_connection_is_not_trusted(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pools, "KEEP_ALIVE_SECONDS", 0.05)
-
     async def scenario() -> None:
         connections = ScriptedConnections(*[Script([OK, OK, OK], stays_open=True)] * 2)
         async with RawUpstream(connections) as upstream, Client(upstream.url) as client:
             await client.get()
             await client.get()
-            await asyncio.sleep(0.1)
+            monkeypatch.setattr(pools, "KEEP_ALIVE_SECONDS", 0.0)
             await client.get()
             assert [len(requests) for requests in connections.seen] == [2, 1]
 
