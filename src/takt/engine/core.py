@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from takt.clock import Clock
 from takt.engine.messages import (
@@ -17,14 +17,14 @@ from takt.engine.messages import (
 from takt.engine.requests import RequestRules
 from takt.engine.runner import Runner, StepTokens
 from takt.engine.sizing import EngineSizes
-from takt.engine.step_buffer import FilledStep
+from takt.engine.step_report import StepEnd, StepReporter
 from takt.errors import EngineDeadError, InvalidRequestError, InvariantError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.decode_batch import DecodeBatch
 from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.load_snapshot import LoadSnapshot
-from takt.scheduler.output import FinishedRequest, SchedulerOutput
+from takt.scheduler.output import FinishedRequest
 from takt.scheduler.pace import PaceScheduler
 from takt.scheduler.pipeline_depth import PipelineDepth
 from takt.scheduler.request import Request, RequestStatus
@@ -33,22 +33,38 @@ from takt.scheduler.step_time import StepFeatures
 _STEPS_PER_LOAD = 64
 
 
-@dataclass(slots=True)
 class StepResult:
-    """What a step brought. `stats` is None if none was completed: aborts and refusals alone."""
+    """What a step brought."""
 
-    outputs: list[RequestOutput]
-    """All but plain tokens."""
-    stats: StepStats | None
-    batch: DecodeBatch | None = None
-    """The sequences that decoded, if any did."""
-    token_ids: Sequence[int] = ()
-    """The token of each of them; `IN_OUTPUTS` where there is more to say, or nobody to hear it."""
+    __slots__ = ("_make_stats", "_stats", "batch", "is_plain", "outputs", "token_ids")
+
+    def __init__(
+        self,
+        outputs: list[RequestOutput],
+        make_stats: Callable[[], StepStats] | None,
+        batch: DecodeBatch | None = None,
+        token_ids: Sequence[int] = (),
+        *,
+        is_plain: bool = False,
+    ) -> None:
+        self.outputs = outputs
+        """All but plain tokens."""
+        self._make_stats = make_stats
+        self._stats: StepStats | None = None
+        self.batch = batch
+        """The sequences that decoded, if any did."""
+        self.token_ids = token_ids
+        """The token of each of them; `IN_OUTPUTS` where there is more to say, or nobody to hear."""
+        self.is_plain = is_plain
+        """Whether nobody got a first or a last token, and nobody waits."""
 
     @property
-    def is_plain(self) -> bool:
-        """Whether nobody got a first or a last token, and nobody waits."""
-        return not self.outputs and self.stats is not None and self.stats.num_waiting == 0
+    def stats(self) -> StepStats | None:
+        """The step's record, made now if it was not asked for before; None if no step was completed
+        and these are aborts and refusals alone. To be asked for before the next step's."""
+        if self._make_stats is not None:
+            self._stats, self._make_stats = self._make_stats(), None
+        return self._stats
 
     def all_outputs(self) -> list[RequestOutput]:
         """The plain tokens too, as outputs."""
@@ -99,8 +115,7 @@ class EngineCore:
         self._clock = clock
         self._on_close = on_close
         self._step_time = step_time
-        self._total_gc_ns: Callable[[], int] = int
-        self._reported_gc_ns = 0
+        self._reporter = StepReporter(scheduler, kv)
         self._was_idle = True
         """There was no work since the step before: what passed since then was no step's time."""
         self._pace = scheduler if isinstance(scheduler, PaceScheduler) else None
@@ -114,10 +129,6 @@ class EngineCore:
         """What happened since the last step."""
         self._schedule_starts: list[int] = []
         """Of the steps in flight, oldest first."""
-        self._prefix_cache_queries = 0
-        self._prefix_cache_hits = 0
-        self._num_offloaded_blocks = 0
-        self._num_restored_blocks = 0
 
     @property
     def rules(self) -> RequestRules:
@@ -130,7 +141,7 @@ class EngineCore:
 
     def watch_gc(self, total_ns: Callable[[], int]) -> None:
         """Where the time that garbage collection has taken in this process so far is read."""
-        self._total_gc_ns = total_ns
+        self._reporter.total_gc_ns = total_ns
 
     def add(self, request: AddRequest) -> None:
         """Queues a request; one that can never be served is answered with an error."""
@@ -187,13 +198,34 @@ class EngineCore:
         tokens = runner.wait()
         outputs = self._take_outputs()
         token_ids = self._update(tokens, outputs)
-        after_idle = self._was_idle
-        stats = self._stats(tokens)
-        self._learn(stats)
+        filled, scheduled = tokens.filled, tokens.filled.scheduled
+        end = StepEnd(
+            tokens,
+            scheduled,
+            self._schedule_starts.pop(0),
+            self._clock.now_ns(),
+            filled.num_kv_tokens_read,
+            filled.num_qk_pairs,
+            self._was_idle,
+            scheduler.depth,
+        )
+        self._was_idle = False
+        if self._step_time is not None:
+            self._learn(self._step_time, end)
+        batch = scheduled.batch
+        result = StepResult(
+            outputs,
+            partial(self._reporter.report, end),
+            batch if batch.requests else None,
+            token_ids,
+            is_plain=not outputs and not scheduler.num_waiting,
+        )
         if self._depth is not None:
-            self._tune(self._depth, stats, after_idle=after_idle)
-        batch = tokens.filled.scheduled.batch
-        return StepResult(outputs, stats, batch if batch.requests else None, token_ids)
+            self._tune(self._depth, result.stats, after_idle=end.after_idle)
+        # A model changes slowly; only refusals need the load of each step.
+        if self._refuses or scheduled.step_id % _STEPS_PER_LOAD == 0:
+            self._note_load(result.stats)
+        return result
 
     def load(self) -> LoadSnapshot | None:
         """What admission goes by; None where no targets are kept."""
@@ -281,26 +313,27 @@ class EngineCore:
         for request, end in ends.items():
             outputs.append(_output(request, [], None, None, end))
 
-    def _learn(self, stats: StepStats) -> None:
+    def _learn(self, learned: LearnedStepTime, end: StepEnd) -> None:
         """Notes what was predicted of the step, and then learns from it."""
+        scheduled = end.scheduled
         features = StepFeatures(
-            stats.num_decode_seqs,
-            stats.num_prefill_tokens,
-            stats.num_kv_tokens_read,
-            stats.num_qk_pairs,
+            scheduled.num_decodes,
+            scheduled.num_prefill_tokens,
+            end.num_kv_tokens_read,
+            end.num_qk_pairs,
         )
-        duration_ns = stats.update_end_ns - stats.schedule_start_ns
-        learned = self._step_time
-        if learned is not None:
-            predicted_ns, p99_ns = learned.observe(features, duration_ns)
-            stats.predicted_ns, stats.predicted_p99_ns = round(predicted_ns), round(p99_ns)
-        self._scheduler.observe(features, duration_ns, stats.update_end_ns)
-        # A model changes slowly; only refusals need the load of each step.
-        if self._refuses or stats.step_id % _STEPS_PER_LOAD == 0:
+        duration_ns = end.update_end_ns - end.schedule_start_ns
+        end.predicted_ns, end.predicted_p99_ns = learned.observe(features, duration_ns)
+        self._scheduler.observe(features, duration_ns, end.update_end_ns)
+
+    def _note_load(self, stats: StepStats | None) -> None:
+        if stats is not None:
             stats.load = self.load()
 
-    def _tune(self, depth: PipelineDepth, stats: StepStats, *, after_idle: bool) -> None:
+    def _tune(self, depth: PipelineDepth, stats: StepStats | None, *, after_idle: bool) -> None:
         """Has the depth follow the load; the record has what held for its step."""
+        if stats is None:
+            return
         depth.observe(
             num_decode_seqs=stats.num_decode_seqs,
             num_prefill_tokens=stats.num_prefill_tokens,
@@ -311,63 +344,6 @@ class EngineCore:
         )
         self._scheduler.depth = depth.depth
         stats.kv_unwritten_permille = round(1000 * depth.unwritten_share)
-
-    def _stats(self, tokens: StepTokens) -> StepStats:
-        scheduler, filled = self._scheduler, tokens.filled
-        scheduled: SchedulerOutput = filled.scheduled
-        schedule_start_ns = self._schedule_starts.pop(0)
-        queries, hits = scheduler.prefix_cache_queries, scheduler.prefix_cache_hits
-        num_running, num_waiting, num_waiting_for_capacity = scheduler.occupancy()
-        kv_blocks_used, kv_fullest_share = self._kv.usage()
-        gc_ns = self._total_gc_ns()
-        new_gc_ns, self._reported_gc_ns = gc_ns - self._reported_gc_ns, gc_ns
-        stats = StepStats(
-            step_id=scheduled.step_id,
-            schedule_start_ns=schedule_start_ns,
-            run_start_ns=tokens.run_start_ns,
-            run_end_ns=tokens.run_end_ns,
-            update_end_ns=self._clock.now_ns(),
-            num_decode_seqs=scheduled.num_decodes,
-            num_prefill_tokens=scheduled.num_prefill_tokens,
-            num_kv_tokens_read=filled.num_kv_tokens_read,
-            num_qk_pairs=filled.num_qk_pairs,
-            num_running=num_running,
-            num_waiting=num_waiting,
-            num_waiting_for_capacity=num_waiting_for_capacity,
-            kv_blocks_used=kv_blocks_used,
-            kv_blocks_total=self._kv.num_total_blocks,
-            prefix_cache_queries=queries - self._prefix_cache_queries,
-            prefix_cache_hits=hits - self._prefix_cache_hits,
-            num_preempted=len(scheduled.preempted),
-            queue_times_ns=_queue_times_ns(filled, schedule_start_ns) if scheduled.prompts else [],
-            num_redone_tiles=tokens.num_redone_tiles,
-            num_decode_kv_tokens=scheduled.num_decode_kv_tokens,
-            stolen_run_ns=tokens.stolen_run_ns,
-            stolen_host_ns=0 if self._was_idle else tokens.stolen_host_ns,
-            gc_ns=0 if self._was_idle else new_gc_ns,
-            pipeline_depth=scheduler.depth,
-            computed_ns=tokens.computed_ns,
-            kv_fullest_share=kv_fullest_share,
-        )
-        self._prefix_cache_queries, self._prefix_cache_hits = queries, hits
-        if scheduled.preempted:
-            stats.preempted_ids = [request.request_id for request in scheduled.preempted]
-        host = self._kv.host
-        if host is not None:
-            stats.num_offloaded_blocks = host.num_offloaded_blocks - self._num_offloaded_blocks
-            stats.num_restored_blocks = host.num_restored_blocks - self._num_restored_blocks
-            self._num_offloaded_blocks = host.num_offloaded_blocks
-            self._num_restored_blocks = host.num_restored_blocks
-        self._was_idle = False
-        return stats
-
-
-def _queue_times_ns(filled: FilledStep, start_ns: int) -> list[int]:
-    return [
-        start_ns - request.arrival_ns
-        for request in filled.newly_seated
-        if request.first_scheduled_ns == start_ns
-    ]
 
 
 def _output(

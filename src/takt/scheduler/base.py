@@ -144,11 +144,11 @@ class Scheduler(ABC):
         `token_ids` has one entry for each request and fork that the step sampled for, in the order
         of its rows; those of requests that have ended meanwhile are dropped here.
         """
-        if output.is_empty:
+        num_sampled = len(output.batch.requests)
+        if not num_sampled and not output.prompts:
             return []
         self._retirement.begin_update(output.step_id)
         finished: list[FinishedRequest] = []
-        num_sampled = output.num_decodes
         for item in output.prompts:
             num_sampled += item.samples + len(item.forks)
             self._end_chunk(item, finished)
