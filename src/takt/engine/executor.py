@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from takt.errors import InvariantError
 from takt.ops.base import Program, StartableProgram
 from takt.types.step import StepInput, StepLimits, StepOutput
 
@@ -34,7 +35,7 @@ class InlineExecutor:
     """Runs each step in the caller's thread, which is thread 0 of a native program's pool.
 
     Where the program can, the pool's other threads begin at `submit`, and the caller joins them in
-    `wait`: what it does in between costs them nothing.
+    `wait`: what it does in between costs them nothing. Any other program runs in `wait`.
     """
 
     max_steps_in_flight = 1
@@ -42,19 +43,21 @@ class InlineExecutor:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._startable = program if isinstance(program, StartableProgram) else None
-        self._output: StepOutput | None = None
+        self._submitted: tuple[StepInput, StepOutput] | None = None
 
     def step_memory(self, limits: StepLimits, index: int) -> tuple[StepInput, StepOutput]:
         return StepInput(limits), StepOutput(limits)
 
     def submit(self, step: StepInput, output: StepOutput) -> None:
-        if self._startable is None:
-            self.program.run(step, output)
-        else:
+        if self._startable is not None:
             self._startable.start(step)
-            self._output = output
+        self._submitted = step, output
 
     def wait(self) -> None:
-        if self._startable is not None and self._output is not None:
-            self._startable.finish(self._output)
-            self._output = None
+        submitted, self._submitted = self._submitted, None
+        if submitted is None:
+            raise InvariantError("there is no step to wait for")
+        if self._startable is not None:
+            self._startable.finish(submitted[1])
+        else:
+            self.program.run(*submitted)
