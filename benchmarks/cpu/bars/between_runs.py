@@ -8,7 +8,6 @@ from benchmarks.cpu.client import load
 from benchmarks.cpu.takt_server import Columns, takt_server
 from benchmarks.percentile import percentile
 
-
 MOST_US = {1: 100.0, 32: 300.0}
 """By streams: the time between two runs that the bar allows."""
 
