@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("record", help="an npz file")
     with np.load(parser.parse_args().record) as columns:
         steps = {name: columns[name] for name in columns.files}
-    if len(steps["step_id"]) <= CALIBRATION_STEPS:
+    if len(steps["schedule_start_ns"]) <= CALIBRATION_STEPS:
         parser.error(f"the record has no more than the {CALIBRATION_STEPS} steps of calibration")
     predicted, bound = replay(steps)
     measured = durations_ns(steps)

@@ -8,7 +8,7 @@ the one that has lately predicted best is believed.
 
 from __future__ import annotations
 
-from collections import deque
+from takt.scheduler.residuals import RecentRatios
 
 MEMORIES = (3, 9, 33)
 """Steps that each median is over, shortest first."""
@@ -23,10 +23,11 @@ _BETTER = 0.98
 class Drift:
     """A factor common to all steps; 1 where the model is right in the median."""
 
-    __slots__ = ("_believed", "_errors", "_medians", "_recent", "factor")
+    __slots__ = ("_believed", "_errors", "_medians", "_windows", "factor")
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque([1.0], maxlen=MEMORIES[-1])
+        # A first step alone moves nothing: its median with this is the lower one.
+        self._windows = [RecentRatios(memory, (1.0,)) for memory in MEMORIES]
         self._medians = [1.0] * len(MEMORIES)
         self._errors = [0.0] * len(MEMORIES)
         self._believed = len(MEMORIES) - 1
@@ -39,18 +40,16 @@ class Drift:
 
     def add(self, ratio: float) -> None:
         """Takes measured / modelled of a step, without this factor."""
-        medians, errors, recent = self._medians, self._errors, self._recent
-        recent.append(ratio)
-        last = list(recent)
-        best = self._believed
-        for i, memory in enumerate(MEMORIES):
-            error = min(abs(ratio / medians[i] - 1.0), _MOST_ERROR)
+        medians, errors, best = self._medians, self._errors, self._believed
+        for i, window in enumerate(self._windows):
+            error = abs(ratio / medians[i] - 1.0)
+            if error > _MOST_ERROR:
+                error = _MOST_ERROR
             errors[i] += _GAIN * (error - errors[i])
-            # The lower one of two: a step alone, at the start, moves nothing.
-            middle = sorted(last[-memory:])
-            medians[i] = middle[(len(middle) - 1) // 2]
-        for i in range(len(MEMORIES)):
-            if errors[i] < _BETTER * errors[best]:
+            window.add(ratio)
+            medians[i] = window.median
+        for i, error in enumerate(errors):
+            if error < _BETTER * errors[best]:
                 best = i
         self._believed = best
         self.factor = medians[best]

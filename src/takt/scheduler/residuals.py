@@ -44,6 +44,11 @@ class RecentRatios:
         rank = min(math.ceil((1.0 - late_share) * (count + 1)), count)
         return self._ascending[max(rank - 1, 0)]
 
+    @property
+    def median(self) -> float:
+        """The lower one of two; there must be one."""
+        return self._ascending[(len(self._ascending) - 1) // 2]
+
     def late_share(self, ratio: float) -> float:
         """Share of steps that took longer than `ratio` times their prediction."""
         count = len(self._ascending)
