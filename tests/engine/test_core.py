@@ -22,6 +22,7 @@ from fake_model import (
 
 from takt.clock import ManualClock
 from takt.engine.messages import IN_OUTPUTS, AddRequest, TokenLogprob
+from takt.errors import EngineDeadError
 from takt.types.sampling_params import SamplingParams
 
 
@@ -346,3 +347,14 @@ def test_a_token_with_more_to_say_is_an_output_and_the_others_stay_plain() -> No
         ("short", "length"),
     ]
     assert [len(output.token_ids) for output in first.all_outputs()] == [1, 1, 1]
+
+
+def test_a_core_whose_step_failed_can_be_closed() -> None:
+    def fail(step: object) -> None:
+        raise EngineDeadError("the threads are gone")
+
+    core = make_core(fake_model(before_step=fail))
+    core.add(request("a", [1, 2], max_tokens=4))
+    with pytest.raises(EngineDeadError, match="threads are gone"):
+        core.step()
+    core.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from takt.errors import InvariantError
+from takt.errors import EngineDeadError
 from takt.ops.base import Program, StartableProgram
 from takt.types.step import StepInput, StepLimits, StepOutput
 
@@ -56,7 +56,7 @@ class InlineExecutor:
     def wait(self) -> None:
         submitted, self._submitted = self._submitted, None
         if submitted is None:
-            raise InvariantError("there is no step to wait for")
+            raise EngineDeadError("the step that was to be completed has failed before")
         if self._startable is not None:
             self._startable.finish(submitted[1])
         else:
