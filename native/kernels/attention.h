@@ -15,8 +15,8 @@ void rms_norm_row(const float* x, const float* weight, float eps, int64_t n, flo
 // out[i] = a[i] + b[i].
 void add_row(const float* a, const float* b, int64_t n, float* out);
 
-// Rotates the halves of one head in place: (x, y) -> (x cos - y sin, y cos + x sin).
-void rope_head(float* head, int64_t head_dim, const float* cos, const float* sin);
+// Rotates the halves of one head: (x, y) -> (x cos - y sin, y cos + x sin); out may be head.
+void rope_head(const float* head, int64_t head_dim, const float* cos, const float* sin, float* out);
 
 enum class Gate { kSilu, kGeluTanh };
 // out[i] = act(gate[i]) * up[i]; out may be gate or up. The relative error of act(x) is below

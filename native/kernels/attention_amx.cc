@@ -4,6 +4,8 @@
 //
 // A position that a row does not see has weight 0. Zeros change no bit of a chain; but the cache
 // holds anything at positions that no row sees, so tiles with such positions are copied with zeros.
+// A position that some rows see and others do not is the same sequence's: were its V infinite, as
+// in a model that overflows, the others would be NaN too. No batch has rows of two sequences.
 #include <cstdint>
 #include <cstring>
 

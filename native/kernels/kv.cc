@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "kernels/float16.h"
 #include "kernels/float8.h"
@@ -23,13 +25,17 @@ struct Row {
   T codes[kMaxHeadDim];
 };
 
+// A group's elements lie side by side: bf16 go in pairs.
 template <int64_t kGroup, class T>
 void store_key(const KVLayer& kv, std::byte* piece, int64_t position, const Row<T>& row) {
+  using Stored = std::conditional_t<kGroup == 2, uint32_t, T>;
+  static_assert(sizeof(Stored) == kGroup * sizeof(T));
   const int64_t lanes = key_lanes(kv.block_size);
   const int64_t first = position / lanes * lanes * kv.head_dim + position % lanes * kGroup;
-  for (int64_t d = 0; d < kv.head_dim; ++d) {
-    const int64_t at = first + d / kGroup * kGroup * lanes + d % kGroup;
-    store_shared(piece + at * int64_t(sizeof(T)), row.codes[d]);
+  for (int64_t d = 0; d < kv.head_dim; d += kGroup) {
+    Stored group;
+    std::memcpy(&group, row.codes + d, sizeof(group));
+    store_shared(piece + (first + d * lanes) * int64_t(sizeof(T)), group);
   }
 }
 
@@ -88,8 +94,8 @@ void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, 
   switch (kv.type) {
     case KVType::kBF16: {
       Row<uint16_t> key, value;
-      encode(k, n, &key, round_to_bf16);
-      encode(v, n, &value, round_to_bf16);
+      round_row_to_bf16(k, n, key.codes);
+      round_row_to_bf16(v, n, value.codes);
       return store.template operator()<2>(key, value);
     }
     case KVType::kF32: {

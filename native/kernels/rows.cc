@@ -19,8 +19,9 @@ void add_row(const float* a, const float* b, int64_t n, float* out) {
   kernels().add(a, b, n, out);
 }
 
-void rope_head(float* head, int64_t head_dim, const float* cos, const float* sin) {
-  kernels().rope(head, head_dim, cos, sin);
+void rope_head(const float* head, int64_t head_dim, const float* cos, const float* sin,
+               float* out) {
+  kernels().rope(head, head_dim, cos, sin, out);
 }
 
 void gate_row(Gate kind, const float* gate, const float* up, int64_t n, float* out) {

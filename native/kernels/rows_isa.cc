@@ -41,15 +41,15 @@ void add(const float* a, const float* b, int64_t n, float* out) {
   });
 }
 
-void rope(float* head, int64_t head_dim, const float* cos, const float* sin) {
+void rope(const float* head, int64_t head_dim, const float* cos, const float* sin, float* out) {
   const int64_t half = head_dim / 2;
   for_each_vector(half, [&](int64_t i, int count) {
     const Vec16 x = load_some(head + i, count);
     const Vec16 y = load_some(head + half + i, count);
     const Vec16 c = load_some(cos + i, count);
     const Vec16 s = load_some(sin + i, count);
-    store_some(head + i, x * c - y * s, count);
-    store_some(head + half + i, y * c + x * s, count);
+    store_some(out + i, x * c - y * s, count);
+    store_some(out + half + i, y * c + x * s, count);
   });
 }
 

@@ -1,7 +1,5 @@
 #include "program/rope_cache.h"
 
-#include <cstring>
-
 #include "kernels/attention.h"
 #include "program/rows.h"
 #include "program/step_context.h"
@@ -41,11 +39,10 @@ void RopeCache::rotate(const float* head, const SharedVector& norm, int32_t posi
                        float* to) const {
   if (norm != nullptr) {
     rms_norm_row(head, norm->data(), operands_.norm_eps, head_dim_, to);
-  } else {
-    std::memcpy(to, head, size_t(head_dim_) * sizeof(float));
+    head = to;
   }
   const int64_t at = position * (head_dim_ / 2);
-  rope_head(to, head_dim_, operands_.cos->data() + at, operands_.sin->data() + at);
+  rope_head(head, head_dim_, operands_.cos->data() + at, operands_.sin->data() + at, to);
 }
 
 void RopeCache::run(TileRun tile) const noexcept {

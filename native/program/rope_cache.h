@@ -35,7 +35,7 @@ class RopeCache final : public Instruction {
 
  private:
   TileGrid grid_for(int32_t rows) const;
-  // Copies a head to `to`, normalises it if `norm` is given, and rotates it.
+  // Rotates a head into `to`, normalised if `norm` is given.
   void rotate(const float* head, const SharedVector& norm, int32_t position, float* to) const;
 
   int64_t max_num_tokens_;

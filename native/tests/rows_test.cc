@@ -90,9 +90,11 @@ void test_rope() {
       sin[i] = std::sin(angle[i]);
     }
     const auto out = on_every_isa(size_t(head_dim), [&](float* to) {
-      std::memcpy(to, head.data(), head.size() * 4);
-      rope_head(to, head_dim, cos.data(), sin.data());
+      rope_head(head.data(), head_dim, cos.data(), sin.data(), to);
     });
+    auto in_place = head;
+    rope_head(in_place.data(), head_dim, cos.data(), sin.data(), in_place.data());
+    CHECK(in_place == out);
     for (size_t i = 0; i < size_t(half); ++i) {
       const double x = head[i], y = head[i + size_t(half)], c = cos[i], s = sin[i];
       const double tolerance = (std::abs(x) + std::abs(y)) * 0x1p-23;  // two roundings of each term
