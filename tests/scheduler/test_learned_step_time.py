@@ -120,6 +120,19 @@ def test_the_reported_error_is_that_of_the_last_steps() -> None:
     assert error.covered == pytest.approx(run.coverage(800), abs=0.01)
 
 
+def test_large_steps_that_calibration_got_wrong_by_far_are_known_after_two_of_them() -> None:
+    model = LearnedStepTime(calibrated(machine))
+    decode, prompt = StepFeatures(2, 0, 900, 900), StepFeatures(2, 300, 1200, 46_000)
+    for _ in range(100):
+        model.observe(decode, machine(decode))
+    for _ in range(2):
+        assert model.predict_ns(prompt) < 2 * machine(prompt)
+        model.observe(prompt, 20 * machine(prompt))
+    assert model.predict_ns(prompt) == pytest.approx(20 * machine(prompt), rel=0.3)
+    model.observe(decode, machine(decode))
+    assert model.predict_ns(decode) == pytest.approx(machine(decode), rel=0.1)
+
+
 def test_one_outlier_after_the_start_is_not_the_p99() -> None:
     samples = [(s, 1.02 * machine(s)) for s in (mixed_step(random.Random(i)) for i in range(60))]
     model = LearnedStepTime(calibrated(machine).with_residuals(samples))

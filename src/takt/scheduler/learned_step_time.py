@@ -27,6 +27,11 @@ _USUAL_GAIN = 0.02
 _LEAST_USUAL = 0.004
 _ALARM = 2.0
 """The last few steps were slow in earnest if they are so many usual deviations above the rest."""
+_MISFIT_STEPS = 9
+_MISFIT = 0.5
+"""When steps with a prompt, of one kind, are off by this share in the median of the last ones,
+their prediction is multiplied by it: a machine that was busy while it was calibrated leaves
+coefficients that are wrong by far, and outliers are clipped, so that correcting them takes long."""
 _MIN_OF_KIND = 128
 """Residuals that a kind of steps needs for a quantile of its own."""
 _LEAST_SEEN = 400
@@ -66,6 +71,9 @@ class LearnedStepTime:
         self._all = ResidualQuantile(QUANTILE, ratios * times)
         self._pool = RecentRatios(POOL, ratios * times)
         self._kinds = [ResidualQuantile(QUANTILE) for _ in range(_NUM_KINDS)]
+        self._of_kind = [RecentRatios(_MISFIT_STEPS, (1.0,)) for _ in range(_NUM_KINDS)]
+        self._misfits: dict[int, float] = {}
+        """Kinds whose steps are far from what the pieces say, and how far."""
         self._num_steps = 0
         self._mean_absolute = sum(abs(r - 1) for r in model.residual_ratios) / max(
             1, len(model.residual_ratios)
@@ -90,7 +98,10 @@ class LearnedStepTime:
 
     def predict_ns(self, features: StepFeatures) -> float:
         first, second = self._pieces
-        return self._drift.factor * max(first.predict_ns(features), second.predict_ns(features))
+        speed = self._drift.factor
+        if self._misfits:
+            speed *= self._misfits.get(kind_of(features), 1.0)
+        return speed * max(first.predict_ns(features), second.predict_ns(features))
 
     def p99_ns(self, features: StepFeatures) -> float:
         """The time that 99 of 100 such steps stay within."""
@@ -116,8 +127,10 @@ class LearnedStepTime:
         speed = self._drift.factor
         predicted = max(plain * speed, 1.0)
         duration_ns = max(duration_ns, 1.0)
-        ratio = duration_ns / predicted
         kind = kind_of(features)
+        misfit = self._misfits.get(kind, 1.0)
+        foreseen = misfit * predicted
+        ratio = duration_ns / foreseen
         bound = self._ratio(kind)
         self._count(ratio, bound)
         self._kinds[kind].add(ratio)
@@ -132,15 +145,26 @@ class LearnedStepTime:
         self._usual = max(_LEAST_USUAL, usual + _USUAL_GAIN * (1.25 * abs(clipped) - usual))
         piece.correct(features, speed / scale, clipped, usual * usual)
         drift = self._drift
-        drift.add(duration_ns / max(plain, 1.0))
+        drift.add(duration_ns / max(misfit * plain, 1.0))
+        if features[1]:  # decodes alone are common enough to be corrected at once
+            self._note_misfit(kind, duration_ns / predicted)
         slowness = drift.shortest / drift.factor
         self._alarm = slowness if slowness > 1.0 + _ALARM * self._usual else 1.0
-        return predicted, predicted * bound
+        return foreseen, foreseen * bound
 
     # -- internals ----------------------------------------------------------------------------
     def _ratio(self, kind: int) -> float:
         of_kind = self._kinds[kind]
         return of_kind.value if len(of_kind) >= _MIN_OF_KIND else self._all.value
+
+    def _note_misfit(self, kind: int, ratio: float) -> None:
+        recent = self._of_kind[kind]
+        recent.add(ratio)
+        middle = recent.median
+        if max(middle, 1.0 / middle) > 1.0 + _MISFIT:
+            self._misfits[kind] = middle
+        else:
+            self._misfits.pop(kind, None)
 
     def _count(self, ratio: float, bound: float) -> None:
         self._num_steps += 1
