@@ -17,7 +17,7 @@ const AttentionKernels& kernels() {
 
 void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
                      const int32_t* positions, const float* const* q, float* const* out) {
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
   if (selected_isa_has_tiles() && amx::split_of_many(a, kv_head, split, m, positions, q, out)) {
     return;
   }

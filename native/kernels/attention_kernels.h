@@ -15,7 +15,7 @@ struct AttentionKernels {
 };
 TAKT_DECLARE_ISA_TABLE(AttentionKernels, kAttentionKernels)
 
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
 namespace amx {
 // `split` of the table, equal to it bit for bit; or nothing and false: for few rows, or a cache
 // that the unit cannot read in place.

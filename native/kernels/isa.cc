@@ -1,6 +1,6 @@
 #include "kernels/isa.h"
 
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,14 +18,14 @@
 namespace takt {
 namespace {
 
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
 constexpr std::array<const char*, kNumIsas> kNames = {"amx", "avx512_bf16", "avx512", "avx2",
                                                        "generic"};
 #else
 constexpr std::array<const char*, kNumIsas> kNames = {"generic"};
 #endif
 
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
 // A process must ask the kernel for the tile registers' state, once for all of its threads; it is
 // refused where a thread's signal stack is too small for it.
 bool has_amx() {
@@ -44,7 +44,7 @@ bool has_amx() {
 // Index of the best build that the CPU and the operating system can run. The sets are nested, so
 // every later build runs too.
 int best_isa() {
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
                     __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") &&
@@ -77,7 +77,7 @@ int isa_index() {
 }
 
 bool selected_isa_has_tiles() {
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
   return isa_index() == 0;
 #else
   return false;

@@ -26,7 +26,13 @@
 
 namespace takt {
 
-#if defined(__x86_64__)
+// Under the thread sanitizer the kernels are built once, for the CPU that builds them: no two threads
+// meet in one instruction set that do not in another.
+#if defined(__x86_64__) && !defined(TAKT_ONE_ISA)
+#define TAKT_X86_ISAS
+#endif
+
+#if defined(TAKT_X86_ISAS)
 inline constexpr int kNumIsas = 5;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
   namespace avx512_bf16 {                   \

@@ -66,7 +66,8 @@ void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte*
 
 // The rows times a block of panels, into `tiles`, or into `out` if that has a place: which is told.
 bool multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, const PassRows& pass,
-                     const ReadAhead& ahead, float* tiles, const Output& out) {
+                     const ReadAhead& ahead, float* tiles,
+                     [[maybe_unused]] const Output& out) {
   static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
   const LinearKernels& kernels = *kTables[isa_index()];
   if (pass.num <= kernels.max_stream_rows || panel_spec(type).is_float()) {
@@ -81,7 +82,7 @@ bool multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, con
     }
     return false;
   }
-#if defined(__x86_64__)
+#if defined(TAKT_X86_ISAS)
   if (pass.stride != 0 && selected_isa_has_tiles()) {
     amx::kTileKernels.product[int(type)](panels, cols, pass.rows[0], pass.stride, pass.num, tiles,
                                          out);
