@@ -39,6 +39,7 @@ void Program::run(const std::byte* step_input, std::byte* step_output) {
 }
 
 void Program::start(const std::byte* step_input) {
+  if (use_) pool_->join(*current_, 0);  // nobody joins that step any more when this returns
   use_.emplace(*pool_);
   try {
     begin_step(step_input);

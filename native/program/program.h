@@ -30,7 +30,7 @@ class Program {
 
   // The same in two parts: after `start` the pool's other threads are at it, and the caller may do
   // something else before it joins them in `finish`. Both throw what `run` does. A step that was
-  // started and not finished is forgotten by the next.
+  // started and not finished is completed by the next one's start.
   void start(const std::byte* step_input);
   void finish(std::byte* step_output);
 

@@ -222,7 +222,7 @@ void starting_and_finishing_equals_running() {
   }
 }
 
-void a_step_that_is_not_finished_is_forgotten() {
+void a_step_that_is_not_finished_gives_way_to_the_next() {
   const auto steps = ragged_steps();
   TinyModel whole(2), parts(2);
   for (const auto& chunks : steps) {
@@ -335,7 +335,7 @@ int main() {
   many_tiny_steps_end();
   pieces_equal_the_whole();
   starting_and_finishing_equals_running();
-  a_step_that_is_not_finished_is_forgotten();
+  a_step_that_is_not_finished_gives_way_to_the_next();
   blocks_are_copied_first();
   steps_do_not_allocate();
   bad_inputs_are_refused();
