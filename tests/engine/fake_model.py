@@ -225,6 +225,8 @@ class FakeTokenizer:
 class LazyExecutor:
     """Runs nothing before it must, so that steps really are ahead of their results."""
 
+    runs_native = True
+
     def __init__(self, program: FakeProgram, max_num_rows: int, max_steps_in_flight: int) -> None:
         self.max_steps_in_flight = max_steps_in_flight
         self.most_in_flight = 0
@@ -258,15 +260,21 @@ def fake_model(
     max_steps_in_flight: int = 1,
     before_step: BeforeStep | None = None,
     on_executor: Callable[[Executor], None] | None = None,
+    native: bool = True,
 ) -> LoadedModel:
-    """Two layers of full attention, and with `window` two that slide."""
+    """Two layers of full attention, and with `window` two that slide.
+
+    `native`: steps are written and read as those of native programs are.
+    """
     groups = [KVGroupSpec((0, 1), None)]
     if window is not None:
         groups.append(KVGroupSpec((2, 3), window))
 
     def make_executor(sizes: EngineSizes) -> Executor:
         program = FakeProgram(sizes, before_step)
-        executor: Executor = InlineExecutor(program)
+        inline = InlineExecutor(program)
+        inline.runs_native = native
+        executor: Executor = inline
         if max_steps_in_flight > 1:
             executor = LazyExecutor(program, sizes.limits.max_num_rows, max_steps_in_flight)
         if on_executor is not None:

@@ -41,6 +41,13 @@ def test_each_of_many_mixed_requests_gets_its_own_tokens(
     check_nothing_is_kept(core)
 
 
+def test_steps_of_programs_that_are_not_native_have_the_same_tokens() -> None:
+    requests = random_requests(1, 64)
+    core = make_core(fake_model(window=WINDOW, native=False), max_num_batched_tokens=200)
+    check_all(run_all(core, requests), requests, WINDOW)
+    check_nothing_is_kept(core)
+
+
 @pytest.mark.parametrize("steps_in_flight", [1, 2])
 def test_choices_fork_after_the_prompt_and_draw_for_themselves(steps_in_flight: int) -> None:
     core = make_core(fake_model(window=WINDOW, max_steps_in_flight=steps_in_flight))

@@ -55,6 +55,35 @@ def answers(llm: LLM) -> list[list[int]]:
     ]
 
 
+ALONE_WITHOUT_NATIVE = """
+import sys
+sys.modules["takt._native"] = None
+from takt import LLM, SamplingParams
+options = {"max_model_len": 64, "max_num_seqs": 4, "kv_cache_memory_bytes": 8 << 20}
+with LLM(sys.argv[1], backend="torch", dtype="float32", **options) as llm:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+    for answer in llm.generate(["one", "a second one"], params):
+        print(answer.outputs[0].token_ids)
+"""
+
+
+def test_one_rank_of_torch_needs_no_native_module(divisible: Callable[..., Path]) -> None:
+    path = str(divisible("gemma3"))
+    result = subprocess.run(
+        [sys.executable, "-c", ALONE_WITHOUT_NATIVE, path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    options = {"max_model_len": 64, "max_num_seqs": 4, "kv_cache_memory_bytes": 8 << 20}
+    with LLM(path, dtype="float32", num_threads=1, **options) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        answers = llm.generate(["one", "a second one"], params)
+    expected = [f"{list(answer.outputs[0].token_ids)}" for answer in answers]
+    assert result.stdout.splitlines() == expected
+
+
 WITHOUT_NATIVE = """
 import sys
 sys.modules["takt._native"] = None

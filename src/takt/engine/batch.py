@@ -29,11 +29,15 @@ class BatchFiller:
         seats: Seats,
         *,
         runs_ahead: bool,
+        native: bool,
     ) -> None:
+        """`native`: the native module may be called."""
         self._limits = limits
         self._blocks = BlockFiller(tables, block_size)
         self._seats = seats
-        self._steady = SteadyDecoder(limits, self._blocks, seats)
+        self._steady: SteadyDecoder | None = None
+        if native and not runs_ahead:
+            self._steady = SteadyDecoder(limits, self._blocks, seats)
         self._runs_ahead = runs_ahead
         self._ramp = np.arange(limits.max_num_tokens + 1, dtype=np.int64)
         self._num_scored: dict[Request, int] = {}
@@ -43,7 +47,7 @@ class BatchFiller:
         self._num_scored.pop(request, None)
 
     def fill(self, scheduled: SchedulerOutput, buffer: StepBuffer) -> FilledStep:
-        if self._runs_ahead:
+        if self._steady is None:
             return self._fill_whole(scheduled, buffer)
         filled = self._steady.refill(scheduled, buffer)
         if filled is None:

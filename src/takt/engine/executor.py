@@ -20,6 +20,11 @@ class Executor(Protocol):
         """Steps that may be submitted and not completed."""
         ...
 
+    @property
+    def runs_native(self) -> bool:
+        """Whether it is native programs that run, so that the native module is there for more."""
+        ...
+
     def step_memory(self, limits: StepLimits, index: int) -> tuple[StepInput, StepOutput]:
         """Buffers for steps, made at start-up; `index` is below `max_steps_in_flight`."""
         ...
@@ -43,6 +48,7 @@ class InlineExecutor:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._startable = program if isinstance(program, StartableProgram) else None
+        self.runs_native = self._startable is not None
         self._submitted: tuple[StepInput, StepOutput] | None = None
 
     def step_memory(self, limits: StepLimits, index: int) -> tuple[StepInput, StepOutput]:

@@ -18,6 +18,8 @@ class HostsExecutor:
     until the last stage has sampled, here or there.
     """
 
+    runs_native = True
+
     def __init__(
         self, ranks: RemoteRanks, sizes: EngineSizes, plan: SegmentPlan, all_reduce_dtype: str
     ) -> None:

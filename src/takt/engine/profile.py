@@ -53,6 +53,7 @@ class ProfilingExecutor:
     """Runs steps inline and keeps the times of the last one."""
 
     max_steps_in_flight = 1
+    runs_native = True
 
     def __init__(self, program: NativeProgram) -> None:
         self.program = program

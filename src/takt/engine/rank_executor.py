@@ -19,6 +19,8 @@ class RankExecutor:
     `submit` runs the first stage of a step; `wait` sleeps until its last stage has sampled.
     """
 
+    runs_native = True
+
     def __init__(
         self, model: RankModel, others: RankGroup, sizes: EngineSizes, all_reduce_dtype: str
     ) -> None:

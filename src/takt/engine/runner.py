@@ -11,10 +11,10 @@ from takt.engine.batch import BatchFiller
 from takt.engine.block_filler import BlockTables
 from takt.engine.executor import Executor
 from takt.engine.messages import TokenLogprob
+from takt.engine.output_reader import create_output_reader
 from takt.engine.seats import Seats
 from takt.engine.step_buffer import FilledStep, StepBuffer
 from takt.errors import InvariantError
-from takt.ops.native.output_reader import OutputReader
 from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.request import Request
 from takt.types.step import StepLimits
@@ -55,7 +55,7 @@ class Runner:
         self._is_pipeline = is_pipeline
         self._executor = executor
         self._clock = clock
-        self._reader = OutputReader(limits)
+        self._reader = create_output_reader(limits, native=executor.runs_native)
         self._seats = Seats(limits.max_num_seqs)
         self._filler = BatchFiller(
             limits,
@@ -63,6 +63,7 @@ class Runner:
             tables,
             self._seats,
             runs_ahead=executor.max_steps_in_flight > 1,
+            native=executor.runs_native,
         )
         self._idle = deque(
             StepBuffer(*executor.step_memory(limits, index))

@@ -2,6 +2,7 @@
 
 Most steps are like this. Their inputs differ from the last ones by a token id and a position for
 each sequence, and by a block where a sequence has come to a border; all else stands in the buffer.
+Writing that takes one native call; without the native module each step is filled whole.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 from takt.engine.block_filler import BlockFiller
 from takt.engine.seats import Seats
 from takt.engine.step_buffer import FilledStep, SteadyBatch, StepBuffer
-from takt.ops.native.decode_step import DecodeStep
 from takt.scheduler.output import SchedulerOutput
 from takt.types.step import StepLimits
 
 
 class SteadyDecoder:
-    """Refills a buffer that holds the step before; so it takes programs that run no steps ahead."""
+    """Refills a buffer that holds the step before; so it takes programs that run no steps ahead,
+    and native ones."""
 
     def __init__(self, limits: StepLimits, blocks: BlockFiller, seats: Seats) -> None:
+        from takt.ops.native.decode_step import DecodeStep
+
         self._step = DecodeStep(limits, blocks.block_size)
         self._blocks = blocks
         self._seats = seats

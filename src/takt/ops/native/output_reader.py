@@ -6,7 +6,7 @@ from takt import _native
 from takt.types.step import StepLimits, StepOutput, output_layout
 
 
-class OutputReader:
+class NativeOutputReader:
     """Reads outputs of steps; slices of arrays would cost several times as much."""
 
     def __init__(self, limits: StepLimits) -> None:
