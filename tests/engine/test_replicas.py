@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,48 +87,48 @@ def test_both_replicas_serve_and_nothing_is_mixed_up() -> None:
     run(work())
 
 
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_lost_replicas_requests_go_on_elsewhere_if_nothing_was_streamed(
-    caplog: pytest.LogCaptureFixture,
+    victim: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
+    held = tmp_path / "held"
+    held.touch()
 
     async def work() -> None:
         rng = random.Random(4)
-        async with replicas("fake:sleep=10", max_num_seqs=2) as client:
-            for victim in (0, 1):
-                await all_ready(client)
-                # Those that run first run long enough to be killed.
-                asked = [
-                    make_request(
-                        f"{victim}-{i}", rng, max_tokens=200 if i < 4 else 10, ignore_eos=True
-                    )
-                    for i in range(8)
-                ]
-                tokens: list[list[list[int]]] = [[] for _ in asked]
-                tasks = [
-                    asyncio.create_task(collect(client, each, got))
-                    for each, got in zip(asked, tokens, strict=True)
-                ]
-                while sum(bool(got and got[0]) for got in tokens) < 4:
-                    await asyncio.sleep(0.001)
-                status = client.replicas[victim]
-                assert status.pid is not None
-                os.kill(status.pid, signal.SIGKILL)
-                streamed = [bool(got[0]) for got in tokens]
-                results = await asyncio.gather(*tasks, return_exceptions=True)
-                told = [isinstance(result, EngineDeadError) for result in results]
-                assert 1 <= sum(told) <= 4, "those that ran there"
-                for each, result, was_streamed, is_told in zip(
-                    asked, results, streamed, told, strict=True
-                ):
-                    if is_told:
-                        assert was_streamed
-                        assert f"replica {victim} died (SIGKILL)" in str(result)
-                    else:
-                        assert result == expected(each)
-                assert client.state is EngineState.READY
+        async with replicas(f"fake:hold={held}", max_num_seqs=2) as client:
+            asked = [make_request(f"{i}", rng, max_tokens=10, ignore_eos=True) for i in range(8)]
+            tokens: list[list[list[int]]] = [[] for _ in asked]
+
+            def send(numbers: range) -> list[asyncio.Task[list[list[int]]]]:
+                return [asyncio.create_task(collect(client, asked[i], tokens[i])) for i in numbers]
+
+            # One on each has a token, and no step but the first ends before the file is gone.
+            tasks = send(range(2))
+            while not all(got and got[0] for got in tokens[:2]):
+                await asyncio.sleep(0.001)
+            assert [status.num_outstanding for status in client.replicas] == [1, 1]
+            tasks += send(range(2, 8))
+            while client.num_outstanding < 8:
+                await asyncio.sleep(0.001)
+            pid = client.replicas[victim].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            held.unlink()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            told = [isinstance(result, EngineDeadError) for result in results]
+            assert sorted(told[:2]) == [False, True], "the one that had begun there"
+            assert not any(told[2:])
+            for each, result in zip(asked, results, strict=True):
+                if isinstance(result, EngineDeadError):
+                    assert f"replica {victim} died (SIGKILL)" in str(result)
+                else:
+                    assert result == expected(each)
+            assert client.state is EngineState.READY
             await all_ready(client)
-            assert [status.num_restarts for status in client.replicas] == [1, 1]
+            restarts = [status.num_restarts for status in client.replicas]
+            assert restarts == [int(number == victim) for number in range(2)]
             asked = [make_request(f"last{i}", rng) for i in range(4)]
             answers = await asyncio.gather(*(collect(client, each) for each in asked))
             assert answers == [expected(each) for each in asked]

@@ -189,6 +189,15 @@ def test_a_message_for_a_lost_connection_is_an_error_that_names_it() -> None:
     there.close()
 
 
+def test_a_message_for_a_connection_that_was_closed_here_is_the_same_error() -> None:
+    here, there = LinkHub("127.0.0.1", b"token", print), LinkHub("127.0.0.1", b"token", print)
+    sender = there.sender("greetings", here.receiver("greetings", 64).address)
+    there.close()
+    with pytest.raises(EngineDeadError, match=r"^the connection for greetings is lost$"):
+        sender.send(np.zeros(8, dtype=np.uint8))
+    here.close()
+
+
 def test_a_connection_without_the_token_is_refused() -> None:
     here, there = LinkHub("127.0.0.1", b"token", print), LinkHub("127.0.0.1", b"other", print)
     receiver = here.receiver("greetings", 64)

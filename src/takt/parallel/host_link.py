@@ -205,8 +205,9 @@ class LinkSender:
         connection is lost."""
         try:
             self._socket.send(payload.data, zmq.NOBLOCK)
-        except zmq.Again:
-            # Queues have no limit: only a socket without a peer takes nothing.
+        except zmq.ZMQError:
+            # Queues have no limit: only a socket without a peer, or one that is closed, takes
+            # nothing.
             raise EngineDeadError(lost(self._name)) from None
 
 
