@@ -36,7 +36,7 @@ def test_free_queue_behaves_as_a_list() -> None:
             expected.append(out.pop(0))
             queue.push_back(expected[-1])
         assert queue.ids() == expected
-        assert len(queue) == len(expected)
+        assert queue.size == len(expected)
 
 
 def test_empty_pool_hands_out_nothing() -> None:

@@ -50,14 +50,14 @@ class PaceRunner:
         reserves_output: bool = True,
         slowness: float = 1.0,
         refuses: bool = False,
+        **fields: Any,
     ) -> None:
         limits = SchedulerLimits(
             max_model_len=4096,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_rows=1024,
-            max_steps_in_flight=1,
-            enable_chunked_prefill=True,
+            **{"max_steps_in_flight": 1, "enable_chunked_prefill": True, **fields},
         )
         kv = KVCacheManager(kv_spec((None,)), [num_blocks], False)
         self.machine = Machine()
@@ -239,6 +239,46 @@ def test_prompts_progress_even_where_decodes_take_all_the_time() -> None:
     assert "late" in runner.first_token_ns
     with_prompt = [i for i, line in enumerate(runner.log[1:]) if "late:" in line]
     assert all(b - a >= PATIENCE_STEPS for a, b in itertools.pairwise(with_prompt))
+
+
+def runner_that_holds(**fields: Any) -> PaceRunner:
+    """Streams are to wait, whatever prompts there are."""
+    runner = PaceRunner(SLO.from_ms(6, 1000), **fields)
+    runner.scheduler._urgency.holds = lambda *_: True  # type: ignore[method-assign]
+    return runner
+
+
+def test_prompts_that_are_held_lack_their_last_token() -> None:
+    runner = runner_that_holds()
+    runner.add("a", 40, 2)
+    runner.add("b", 40, 2)
+    assert words(runner.step()) == "a:0+39 b:0+39"
+    assert words(runner.step()) == "a:39+1* b:39+1*"
+
+
+def test_a_prompt_that_has_to_go_whole_is_not_held() -> None:
+    runner = runner_that_holds(enable_chunked_prefill=False)
+    runner.add("a", 40, 2)
+    assert words(runner.step()) == "a:0+40*"
+
+
+def test_a_request_that_is_only_scored_begins_no_stream_and_is_not_held() -> None:
+    runner = runner_that_holds()
+    runner.add("scored", 40, 0)
+    runner.add("a", 40, 2)
+    assert words(runner.step()) == "scored:0+40 a:0+39"
+
+
+def test_what_prompts_cost_is_learned_from_steps_for_which_they_waited() -> None:
+    runner, seen = PaceRunner(SLO.from_ms(6, 1000), max_steps_in_flight=2), []
+    runner.scheduler._urgency.observe = lambda f, ns: seen.append(f)  # type: ignore[method-assign]
+    runner.add("a", 40, 4)
+    outputs = [runner.scheduler.schedule(0), runner.scheduler.schedule(0)]
+    assert [words(output) for output in outputs] == ["a:0+40*", "a:40+1*"]
+    for i, output in enumerate(outputs):
+        runner.scheduler.update(output, [2] * output.num_sampled)
+        runner.scheduler.observe(features_of(output), MS, (i + 1) * MS)
+    assert seen == [features_of(outputs[0])], "nothing waited for the second"
 
 
 TIGHT = SLO.from_ms(2.6, None)

@@ -18,7 +18,7 @@ def test_cached_blocks_that_nobody_uses_are_no_savings() -> None:
     runner.add(make_request("c", prompt(9), 1))
     runner.step()
     # b takes 4 blocks in all; c shares 2 cached ones, but they are 2 of the 2 that are left.
-    assert runner.scheduler.num_waiting_for_capacity == 1
+    assert runner.scheduler.occupancy()[2] == 1
     runner.drain()
     assert runner.finished["c", 0].request.num_cached_tokens == 8
 

@@ -94,7 +94,7 @@ def choose_often(host: Host, target_ns: float, count: int = 4000) -> list[float]
     for _ in range(count):
         risk = budget.choose(host, DECODES, target_ns, base, 1.0)
         chosen.append(risk)
-        budget.spend(max(0.0, risk - base) if risk else 0.0)
+        budget.settle(1, 1.0, max(0.0, risk - base) if risk else 0.0)
     return chosen
 
 
@@ -112,6 +112,47 @@ def test_where_few_steps_are_held_up_long_some_steps_take_all_the_risk_and_other
 def test_a_risk_that_the_decodes_take_by_themselves_costs_nothing() -> None:
     # Held up they are late whatever is beside them: 22 ms for 10.
     assert min(choose_often(Host(HELD_UP), 19.0 * MS)) >= 0.016
+
+
+def test_a_question_changes_no_answer() -> None:
+    host, target = Host(HELD_UP), 32.0 * MS
+    budget, base = RiskBudget(LATE_SHARE), host.late_share(DECODES, target)
+    budget.note(0, 1_000_000, False, 0.0, is_pressed=True)
+    assert {budget.choose(host, DECODES, target, base, 1.0) for _ in range(100)} == {0.0}
+    for _ in range(2):
+        budget.settle(1, 1.0, 0.0)
+    assert budget.choose(host, DECODES, target, base, 1.0) >= 0.02
+
+
+def test_credit_comes_with_steps_that_are_made_not_with_bounds_that_are_asked_for() -> None:
+    target, targets = round(32 * MS / HEADROOM), Counter({round(32 * MS / HEADROOM): 1})
+
+    def chosen(num_asked: int) -> list[float]:
+        risk, shares = GapRisk(Host(HELD_UP), LATE_SHARE), []
+        for step in range(300):
+            for _ in range(num_asked):
+                bounds = risk.bounds([target], DECODES, 0, is_pressed=True)
+            chunk = StepFeatures(1, 14 if bounds[0].late_share else 0, 400, 400)
+            shares.append(bounds[0].late_share)
+            risk.made(bounds, chunk, is_pressed=True)
+            risk.ended(10 * MS, step * 10 * MS, 1, targets)
+        return [*shares, risk.room]
+
+    assert len(set(chosen(1))) > 2
+    assert chosen(3) == chosen(1)
+
+
+def test_what_is_owed_after_an_overload_is_forgotten_with_its_window() -> None:
+    host, target = Host(HELD_UP), 32.0 * MS
+    budget, base = RiskBudget(LATE_SHARE), host.late_share(DECODES, target)
+    for _ in range(5000):  # the prompts of each step make it late
+        budget.settle(1, 1.0, 1.0)
+    budget.note(2 * WINDOW_NS, 1_000_000, False, 0.0, is_pressed=True)
+    num_steps = 0
+    while budget.choose(host, DECODES, target, base, 1.0) < 0.02:
+        budget.settle(1, 1.0, 0.0)
+        num_steps += 1
+    assert num_steps <= 10
 
 
 def test_a_miss_is_never_planned() -> None:

@@ -55,7 +55,7 @@ def test_blocks_of_an_aborted_request_wait_for_the_step_in_flight() -> None:
     runner.abort("a")
     runner.add(make_request("b", prompt(12, 3), 1))
     assert runner.submit().is_empty
-    assert runner.scheduler.num_waiting_for_capacity == 1
+    assert runner.scheduler.occupancy()[2] == 1
     runner.complete()
     assert not runner.submit().is_empty
     runner.drain()

@@ -105,10 +105,10 @@ def test_seats_are_for_choices() -> None:
         make_request("c", prompt(4, 4), 1),
     )
     assert shares(runner.step()) == ["a.0:0-4*+1+2"]
-    assert runner.scheduler.num_waiting_for_capacity == 2
+    assert runner.scheduler.occupancy()[2] == 2
     assert shares(runner.step()) == ["a.0:4-5*", "a.1:4-5*", "a.2:4-5*"]
     assert shares(runner.step()) == ["b.0:0-4*+1", "c:0-4*"]
-    assert runner.scheduler.num_waiting_for_capacity == 0
+    assert runner.scheduler.occupancy()[2] == 0
 
 
 def test_full_reservation_waits_for_the_whole_future() -> None:
@@ -173,7 +173,7 @@ def test_optimistic_admission_leaves_each_running_sequence_a_block() -> None:
     runner = ScheduleRunner(num_blocks=3, kv_reservation="optimistic")
     runner.add(make_request("a", prompt(4), 2), make_request("b", prompt(8, 3), 2))
     assert shares(runner.step()) == ["a:0-4*"]
-    assert runner.scheduler.num_waiting_for_capacity == 1
+    assert runner.scheduler.occupancy()[2] == 1
 
 
 def test_preempted_prompt_is_cut_even_without_chunking() -> None:
@@ -197,7 +197,7 @@ def test_equal_priority_does_not_displace() -> None:
     runner.step()
     runner.add(make_request("second", prompt(12, 3), 2))
     assert shares(runner.step()) == ["first:12-13*"]
-    assert runner.scheduler.num_waiting_for_capacity == 1
+    assert runner.scheduler.occupancy()[2] == 1
 
 
 def test_same_requests_same_trace() -> None:

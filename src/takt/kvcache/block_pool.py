@@ -46,7 +46,7 @@ class BlockPool:
 
     def allocate(self) -> int:
         """Hands out a free block with one reference; evicts the prefix it held."""
-        if not self._free:
+        if not self._free.size:
             raise InvariantError(f"all {self.num_blocks} blocks of the pool are in use")
         block = self._free.pop_front()
         self._evict(block)

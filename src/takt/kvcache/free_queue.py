@@ -19,9 +19,6 @@ class FreeQueue:
         self.size = num_blocks
         """Blocks in the queue."""
 
-    def __len__(self) -> int:
-        return self.size
-
     def pop_front(self) -> int:
         """Takes the block at the front; the queue must not be empty."""
         block = self._next[self._sentinel]

@@ -167,7 +167,8 @@ class Scheduler(ABC):
         return batch is self._decoding.decodes.current
 
     def occupancy(self) -> tuple[int, int, int]:
-        """`num_running`, `num_waiting` and `num_waiting_for_capacity`."""
+        """`num_running`, `num_waiting` and `num_waiting_for_capacity`: waiting requests if it is
+        blocks or seats that the first lacks; 0 if a step's tokens."""
         num_waiting = len(self._waiting)
         return len(self._running), num_waiting, num_waiting if self._waits_for_capacity else 0
 
@@ -182,11 +183,6 @@ class Scheduler(ABC):
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
-
-    @property
-    def num_waiting_for_capacity(self) -> int:
-        """Waiting requests if it is blocks or seats that the first lacks; 0 if a step's tokens."""
-        return len(self._waiting) if self._waits_for_capacity else 0
 
     @property
     def kv_blocks_used(self) -> int:

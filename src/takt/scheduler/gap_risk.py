@@ -48,30 +48,35 @@ class GapRisk:
 
         Not `is_pressed` says that no prompt asks.
         """
-        predictor, num_decodes = self._predictor, decodes.num_decode_seqs
-        afford = max(0.0, 1.0 - len(self._spent) / num_decodes)
-        bounds, room = [], 1.0
+        predictor, bounds = self._predictor, []
+        part = self._part(decodes.num_decode_seqs)
         for target in sorted(targets)[:_MAX_TARGETS]:
             limit_ns = max(HEADROOM * target - waited_ns, 1.0)
             base, risk = predictor.late_share(decodes, limit_ns), 0.0
             if is_pressed:
                 budget = self._budget(target)
-                risk = budget.choose(predictor, decodes, limit_ns, base, afford)
-                room = min(room, 1.0 / max(predictor.ratio(risk), 1.0) if risk else 0.0)
+                risk = budget.choose(predictor, decodes, limit_ns, base, part)
             bounds.append(StepBound(limit_ns, risk, base, target))
-        if is_pressed:
-            self.room += _ROOM_GAIN * (room - self.room)
         return bounds
 
     def made(self, bounds: Bounds, step: StepFeatures, *, is_pressed: bool) -> None:
-        """The step was made so: the risk that its prompts add is spent."""
-        if step.num_prefill_tokens:
-            for limit_ns, _, base, target in bounds:
-                share = self._predictor.late_share(step, limit_ns)
-                self._budget(target).spend(max(share - base, 0.0))
+        """The step was made so: each budget earns its part, and what the prompts add is spent."""
+        num_decodes = step.num_decode_seqs
+        if is_pressed and num_decodes:
+            predictor, part, room = self._predictor, self._part(num_decodes), 1.0
+            for limit_ns, risk, base, target in bounds:
+                share = predictor.late_share(step, limit_ns) if step.num_prefill_tokens else base
+                self._budget(target).settle(num_decodes, part, max(share - base, 0.0))
+                room = min(room, 1.0 / max(predictor.ratio(risk), 1.0) if risk else 0.0)
+            self.room += _ROOM_GAIN * (room - self.room)
         self._notes.append((is_pressed, bounds))
 
     # -- it has run ---------------------------------------------------------------------------
+    @property
+    def was_pressed(self) -> bool:
+        """Whether prompts waited for the oldest step that was made and has not run."""
+        return bool(self._notes) and self._notes[0][0]
+
     def ended(self, gap_ns: int, end_ns: int, num_gaps: int, targets: Counter[int]) -> list[int]:
         """The oldest step that was made has run, with so many gaps of this length; `targets`
         counts the streams that have each. Returns the targets that it missed."""
@@ -105,6 +110,10 @@ class GapRisk:
         self._spent.discard(request)
 
     # -- internals ----------------------------------------------------------------------------
+    def _part(self, num_decodes: int) -> float:
+        """Of an allowance: what the streams that have had their late gaps leave of it."""
+        return max(0.0, 1.0 - len(self._spent) / num_decodes)
+
     def _budget(self, target: int) -> RiskBudget:
         budget = self._budgets.get(target)
         if budget is None:

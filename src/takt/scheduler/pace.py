@@ -19,7 +19,7 @@ from takt.scheduler.prefill_budget import largest_chunk, with_chunk
 from takt.scheduler.request import Request, RequestStatus
 from takt.scheduler.risk_budget import LATE_SHARE, PROMISED_SHARE
 from takt.scheduler.slo import SLO
-from takt.scheduler.step_builder import StepBuilder
+from takt.scheduler.step_builder import StepBuilder, samples_at
 from takt.scheduler.step_time import StepFeatures
 from takt.scheduler.urgency import Prompt, PromptUrgency
 
@@ -84,8 +84,6 @@ class PaceScheduler(Scheduler):
         self._prefill_token_ns = predictor.predict_ns(one) / chunk
         self._deadlines = Deadlines(slo, self._prefill_token_ns)
         self._urgency = PromptUrgency(self._prefill_token_ns, limits.max_num_batched_tokens)
-        self._is_pressed = False
-        """Whether prompts waited for the last step."""
         self._last_end_ns: int | None = None
         self._num_unobserved = 0
         self._steps_without_prefill = 0
@@ -119,7 +117,7 @@ class PaceScheduler(Scheduler):
         is_own = last_ns is None or self._limits.num_micro_batches > 1
         gap_ns = duration_ns if is_own or last_ns is None else end_ns - last_ns
         num_gaps, risk = features.num_decode_seqs, self._risk
-        if self._is_pressed:
+        if risk.was_pressed:
             self._urgency.observe(features, duration_ns)
         missed = risk.ended(gap_ns, end_ns, num_gaps, self._targets)
         if missed and num_gaps:
@@ -176,14 +174,13 @@ class PaceScheduler(Scheduler):
         self._waits_for_capacity = False
         num_decodes, contexts = step.num_decodes, step.num_decode_kv_tokens
         self._decodes = features = StepFeatures(num_decodes, 0, contexts, contexts)
-        self._is_pressed = is_pressed = bool(prefills) or len(self._waiting) > 0
+        is_pressed = bool(prefills) or len(self._waiting) > 0
         if is_pressed:
             self._relegate(prefills, now_ns)
         bounds = self._bounds(self._targets, is_pressed, now_ns)
-        self.last_bounds = bounds
+        self.last_bounds = overdue = bounds
         if is_pressed and step.num_tokens_left > 0:
             lifted = {self._bound(target, True) for target in self._targets}
-            overdue = bounds
             if lifted != self._targets.keys():
                 targets = [target for target in lifted if target is not None]
                 overdue = self._bounds(targets, is_pressed, now_ns)
@@ -197,7 +194,8 @@ class PaceScheduler(Scheduler):
         self._steps_without_prefill = self._steps_without_prefill + 1 if is_left_out else 0
         if not step.is_empty:
             self._num_unobserved += 1
-            self._risk.made(bounds, features, is_pressed=is_pressed)
+            kept = list({bound.target_ns: bound for bound in bounds + overdue}.values())
+            self._risk.made(kept, features, is_pressed=is_pressed)
 
     def _fill(
         self,
@@ -211,7 +209,7 @@ class PaceScheduler(Scheduler):
     ) -> StepFeatures:
         """Takes prompts in the order of deadlines, those that run and those that wait.
 
-        The second bounds are for those that are overdue. With `holds` no prompt is finished.
+        The second bounds are for those that are overdue. With `holds` none samples.
         Returns what the step comes to.
         """
         running = [r for r in prefills if r.status is RequestStatus.RUNNING]
@@ -235,7 +233,7 @@ class PaceScheduler(Scheduler):
             own = bounds[self._is_overdue(request, now_ns)]
             start = request.num_computed_tokens if hit is None else hit.num_tokens
             num_tokens = self._chunk(step, request, start, features, own)
-            if holds and start + num_tokens == request.num_tokens:
+            if holds and samples_at(request, start + num_tokens):
                 num_tokens -= 1
                 if num_tokens == 0 and hit is None:
                     index += 1
@@ -272,6 +270,8 @@ class PaceScheduler(Scheduler):
     def _holds_first_tokens(self, prefills: list[Request], now_ns: int) -> bool:
         """Whether no stream is to begin with this step, which has none."""
         if self._decodes.num_decode_seqs or self._num_unobserved or self._slo.itl_ns is None:
+            return False
+        if not self._limits.enable_chunked_prefill:  # none can lack its last token alone
             return False
         prompts = prefills + self._waiting.first(_MAX_JUDGED)
         prompts.sort(key=lambda request: request.order_key)

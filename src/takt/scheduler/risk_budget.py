@@ -89,7 +89,7 @@ class RiskBudget:
         by leaps: then a few steps take the risk that gains most for its cost, and the others none.
         """
         allowance = part * self.allowance(decodes.num_decode_seqs)
-        self._credit = min(self._credit + allowance, RISKS[-1])
+        credit = self._earned(allowance)
         least_room = predictor.predict_ns(decodes) / limit_ns
         free = widest = best = best_cost = best_slope = 0.0
         for risk in RISKS:
@@ -106,11 +106,19 @@ class RiskBudget:
                 best, best_cost, best_slope = risk, cost, gain / cost
         if widest and best_cost <= allowance:
             return widest
-        return best if best and self._credit >= best_cost else free
+        return best if best and credit >= best_cost else free
 
-    def spend(self, share: float) -> None:
-        """A step was made that is late with this probability on account of its prompts."""
-        self._credit -= share
+    def settle(self, num_decodes: int, part: float, share: float) -> None:
+        """A step was made for which prompts waited: it earns `part` of the allowance, and costs the
+        probability `share` of being late on account of its prompts.
+
+        What is owed is bounded too: a window forgets, and so does the credit.
+        """
+        credit = self._earned(part * self.allowance(num_decodes))
+        self._credit = max(credit - share, -RISKS[-1])
+
+    def _earned(self, allowance: float) -> float:
+        return min(self._credit + allowance, RISKS[-1])
 
     def _turn(self, end_ns: int) -> None:
         bucket = end_ns // _BUCKET_NS
