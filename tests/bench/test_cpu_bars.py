@@ -71,9 +71,10 @@ def test_share_between_runs_takes_full_steps_in_a_row() -> None:
         "num_decode_seqs": np.array([8, 7, 8, 8, 8]),
         "num_prefill_tokens": np.array([0, 64, 0, 0, 0]),
     }
-    share, outside_us = between(steps, 8)
+    share, idle_us, core_us = between(steps, 8)
     assert share == pytest.approx(0.05)
-    assert outside_us == pytest.approx(3000)
+    assert idle_us == pytest.approx(5000)
+    assert core_us == pytest.approx(3000)
     with pytest.raises(RuntimeError, match="32 streams"):
         between(steps, 32)
 

@@ -45,6 +45,8 @@ def test_an_interrupt_while_the_command_line_is_loaded_leaves_no_trace() -> None
                 if name == "typer":
                     os.kill(os.getpid(), signal.SIGINT)
 
+        # A job that a shell has put into the background starts with the signal ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.meta_path.insert(0, Interrupt())
         from takt.cli.entry import main
 
