@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from store_driver import identity, success, terms
+from store_driver import OK, identity, success, terms
 
-from takt.gateway.states import Claimed, OnUnknown, Settled, State
+from takt.gateway.states import Attempt, Claimed, OnUnknown, Settled, State
 from takt.gateway.store.base import Held, StoreUnavailableError
 from takt.gateway.store.sqlite import SqliteStore
 
@@ -253,6 +253,53 @@ def test_a_lone_request_on_a_quick_disk_is_synced_where_it_stands(tmp_path: Path
     elsewhere = "takt-gateway-sync"
     here = threading.current_thread().name
     assert threads == [elsewhere, here, elsewhere, here], "the first tells how quick the disk is"
+
+
+def test_claims_that_are_lost_or_given_up_are_not_in_flight(disk: Disk) -> None:
+    """Each would keep lone requests from being synced where they stand, for ever."""
+
+    async def scenario() -> None:
+        store = open_store(disk)
+        await store.open()
+
+        async def claim(digest: str, **changes: Any) -> Held:
+            claimed = await store.claim(identity(digest), terms(**changes))
+            assert isinstance(claimed, Claimed)
+            return Held(digest, claimed.token)
+
+        async def give_up(call: Coroutine[Any, Any, Any]) -> None:
+            disk.works.clear()
+            task = asyncio.create_task(call)
+            assert await is_waiting(task)
+            task.cancel()
+            disk.works.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        for number, lost_by in enumerate(
+            (
+                lambda held: store.begin_attempt(held, "http://u", False),
+                lambda held: store.end_attempt(held, Attempt(1, "http://u", "error", 1)),
+                lambda held: store.append(held, OK, 0, [b"x"]),
+                lambda held: store.finish(held, success(b"x")),
+            )
+        ):
+            held = await claim(f"lost-{number}", lease_ms=1)
+            await asyncio.sleep(0.01)
+            other = open_store(disk)
+            await other.open()
+            assert isinstance(await other.claim(identity(held.digest), terms()), Claimed)
+            await other.close()
+            assert store._held
+            assert not await lost_by(held)
+            assert not store._held
+        await give_up(store.finish(await claim("finish"), success(b"x")))
+        await give_up(store.begin_attempt(await claim("attempt"), "http://u", False))
+        await give_up(claim("claim", on_unknown=OnUnknown.FAIL))
+        assert not store._held
+        await store.close()
+
+    run(disk, scenario())
 
 
 def test_a_sync_that_fails_where_it_stands_fails_the_store(tmp_path: Path) -> None:

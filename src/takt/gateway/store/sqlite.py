@@ -7,7 +7,7 @@ calls below wait for that where the rule of durability asks for it (`docs/gatewa
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ class SqliteStore:
         self._sync = sync
         self._max_inline_sync_seconds = max_inline_sync_seconds
         self._held: set[Held] = set()
-        """Claims that have not ended here yet."""
+        """Claims that have not ended here yet, as far as is known."""
         self._boot_id = boot_id()
         self._open: _Open | None = None
 
@@ -92,9 +92,14 @@ class SqliteStore:
         )
         if not isinstance(result, Claimed):
             return result
-        self._held.add(Held(identity.digest, result.token))
+        held = Held(identity.digest, result.token)
+        self._held.add(held)
         if terms.upstream and (terms.on_unknown is OnUnknown.FAIL or terms.deduplicates):
-            await self._wait_for_disk()
+            try:
+                await self._wait_for_disk()
+            except BaseException:
+                self._held.discard(held)
+                raise
         else:
             # Where an attempt of unknown outcome is made again, one that the disk never heard of is
             # made again too: the claim may go to the disk while the upstream works.
@@ -111,36 +116,40 @@ class SqliteStore:
         return result
 
     async def begin_attempt(self, held: Held, upstream: str, deduplicates: bool) -> bool:
-        result = await self._write(
-            lambda db: scripts.begin_attempt(db, self._now(), held, upstream, deduplicates)
+        return await self._as_holder(
+            held,
+            self._write_synced(
+                lambda db: scripts.begin_attempt(db, self._now(), held, upstream, deduplicates)
+            ),
         )
-        await self._wait_for_disk()
-        return bool(result)
 
     async def end_attempt(self, held: Held, attempt: Attempt) -> bool:
         # Lost with the power, it leaves an attempt of unknown outcome: nothing is sent twice.
-        return bool(
-            await self._write(lambda db: scripts.end_attempt(db, self._now(), held, attempt))
+        return await self._as_holder(
+            held, self._write(lambda db: scripts.end_attempt(db, self._now(), held, attempt))
         )
 
     async def append(
         self, held: Held, head: Head, first_chunk: int, chunks: Sequence[bytes]
     ) -> bool:
-        return bool(
-            await self._queue(
+        return await self._as_holder(
+            held,
+            self._queue(
                 lambda db: scripts.append(db, self._now(), held, head, first_chunk, chunks)
-            )
+            ),
         )
 
     async def finish(self, held: Held, finish: Finish) -> bool:
         num_bytes = sum(map(len, finish.chunks)) + len(finish.request or b"")
-        result = await self._write(
-            lambda db: scripts.finish(db, self._now(), held, finish),
-            inline=num_bytes <= MAX_INLINE_BYTES,
-        )
-        await self._wait_for_disk()
-        self._held.discard(held)
-        return bool(result)
+        try:
+            return bool(
+                await self._write_synced(
+                    lambda db: scripts.finish(db, self._now(), held, finish),
+                    inline=num_bytes <= MAX_INLINE_BYTES,
+                )
+            )
+        finally:
+            self._held.discard(held)
 
     async def read(self, digest: str, first_chunk: int | None = None) -> Snapshot | None:
         result: Snapshot | None = await self._queue(
@@ -186,6 +195,22 @@ class SqliteStore:
         if self._open is None:
             raise StoreUnavailableError("the store is not open")
         return self._open
+
+    async def _as_holder(self, held: Held, call: Awaitable[Any]) -> bool:
+        """The call's answer, by which the claim may be lost. One that fails may be its holder's
+        last; if it is not, one request too few is taken to be in flight, which costs a moment."""
+        is_held = False
+        try:
+            is_held = bool(await call)
+        finally:
+            if not is_held:
+                self._held.discard(held)
+        return is_held
+
+    async def _write_synced(self, script: Script, *, inline: bool = True) -> Any:
+        result = await self._write(script, inline=inline)
+        await self._wait_for_disk()
+        return result
 
     async def _write(self, script: Script, *, inline: bool = True) -> Any:
         """The result of a script that somebody waits for: committed, perhaps not yet synced."""
