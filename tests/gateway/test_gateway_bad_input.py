@@ -14,8 +14,9 @@ from harness import BODY, PATH, Harness
 from scripted_upstream import ScriptedUpstream, answer
 
 from certificate import self_signed, server_context
-from takt.gateway.headers import without_secrets
+from takt.gateway.headers import head_of, without_secrets
 from takt.gateway.http import connection
+from takt.gateway.http.fields import Headers
 
 
 async def send_raw(url: str, data: bytes) -> bytes:
@@ -129,6 +130,32 @@ def test_compressed_request_is_the_same_request_and_arrives_readable(
         assert "Content-Encoding" not in seen.headers
 
     runner.run(scenario())
+
+
+def test_fields_that_come_twice_count_twice(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+) -> None:
+    """The second Connection too says what goes no further; a second encoding is not left undone."""
+
+    async def scenario() -> None:
+        async with Harness([upstream], sqlite_url) as gateway:
+            fields = (b"Connection: X-A", b"X-A: a", b"Connection: X-B", b"X-B: b", b"X-C: c")
+            data = request_bytes(PATH.encode(), *fields)
+            assert (await send_raw(gateway.url, data)).startswith(b"HTTP/1.1 200")
+            data = request_bytes(PATH.encode(), b"Content-Encoding: br", b"Content-Encoding: gzip")
+            assert (await send_raw(gateway.url, data)).startswith(b"HTTP/1.1 400")
+        (seen,) = upstream.seen
+        assert "X-C" in seen.headers
+        assert not {"X-A", "X-B"} & set(seen.headers)
+
+    runner.run(scenario())
+
+
+def test_answer_encoded_twice_keeps_both_names() -> None:
+    twice = Headers([("Content-Encoding", "br"), ("Content-Encoding", "gzip")])
+    assert head_of(200, twice).headers == twice.pairs
+    once = Headers([("Content-Encoding", "gzip"), ("Connection", "x-a"), ("Connection", "x-b")])
+    assert head_of(200, Headers([*once.pairs, ("X-A", "a"), ("X-B", "b")])).headers == []
 
 
 def test_client_that_stops_in_its_body_does_not_keep_its_place(

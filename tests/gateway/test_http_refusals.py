@@ -55,6 +55,24 @@ def test_what_two_readers_could_take_for_different_requests_is_none(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+@pytest.mark.parametrize(
+    "codings", [[b"gzip, chunked"], [b"gzip", b"chunked"], [b"chunked", b"chunked"]]
+)
+def test_a_transfer_coding_that_is_not_undone_is_refused(
+    runner: asyncio.Runner, codings: list[bytes]
+) -> None:
+    async def scenario() -> None:
+        application = EchoApplication()
+        async with Served(application) as served:
+            fields = b"".join(b"Transfer-Encoding: %b\r\n" % coding for coding in codings)
+            data = b"POST / HTTP/1.1\r\nHost: h\r\n" + fields + b"\r\n3\r\nabc\r\n0\r\n\r\n"
+            answered = await served.ask(data + post(b"is not answered"))
+        assert re.findall(rb"HTTP/1.1 (...)", answered) in ([b"501"], [b"400"])
+        assert not application.seen
+
+    runner.run(scenario())
+
+
 def test_nonsense_behind_a_request_does_not_spoil_its_answer(runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         async with Served(EchoApplication()) as served:

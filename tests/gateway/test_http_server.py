@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from raw_http import END, EchoApplication, Served, bodies, echo, post
 
 from certificate import self_signed, server_context
 from takt.gateway.errors import GatewayError
+from takt.gateway.http.connection import ClientConnection
 from takt.gateway.http.exchange import Exchange
+from takt.gateway.http.request_reader import RequestReader
 
 
 def test_pipelined_requests_are_answered_in_their_order(runner: asyncio.Runner) -> None:
@@ -52,6 +55,41 @@ def test_an_offer_to_upgrade_is_passed_over(runner: asyncio.Runner) -> None:
             refused = await served.ask(b"CONNECT h:1 HTTP/1.1\r\nHost: h\r\n\r\n")
         assert bodies(answered) == [b"body"]
         assert refused.startswith(b"HTTP/1.1 405")
+
+    runner.run(scenario())
+
+
+def test_thousands_of_offers_in_one_packet_are_no_recursion(runner: asyncio.Runner) -> None:
+    async def scenario() -> None:
+        refusal = GatewayError(429, "busy", "Busy.")
+        async with Served(EchoApplication(refusal=refusal)) as served:
+            offer = post(b"body", b"Upgrade: h2c", b"Connection: Upgrade")
+            answered = await served.ask(offer * 1500 + post(b"", b"Connection: close"))
+        assert answered.count(b"HTTP/1.1 429") == 1501
+
+    runner.run(scenario())
+
+
+def test_a_body_of_tiny_chunks_takes_the_memory_of_its_bytes(runner: asyncio.Runner) -> None:
+    num_bytes = 100_000
+
+    async def scenario() -> None:
+        async with Served(EchoApplication()) as served:
+            connection = ClientConnection(served.server, asyncio.get_running_loop())
+            reader = RequestReader(connection, num_bytes)
+            reader.feed(b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n")
+            tracemalloc.start()
+            try:
+                for _ in range(num_bytes // 2000):
+                    reader.feed(b"2\r\nab\r\n" * 1000)
+                kept_bytes, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            reader.feed(b"0\r\n\r\n")
+            (exchange,) = reader.exchanges
+            exchange.join_body()
+        assert exchange.body == b"ab" * (num_bytes // 2)
+        assert kept_bytes < 3 * num_bytes
 
     runner.run(scenario())
 

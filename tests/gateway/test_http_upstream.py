@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 import zlib
+from typing import Any
 
 import pytest
 from raw_http import RawUpstream, Script, ScriptedConnections
 
 from takt.gateway.http import pool as pools
-from takt.gateway.http.decoding import BadEncodingError, Decoder
+from takt.gateway.http.decoding import (
+    MAX_MEMBERS,
+    MAX_SLICE_BYTES,
+    BadEncodingError,
+    Decoder,
+)
 from takt.gateway.http.pool import ConnectionPool, Origin
 from takt.gateway.http.response import BrokenExchangeError, Response
+from takt.gateway.http.upstream_connection import UpstreamConnection
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -94,6 +102,8 @@ def test_bodies_end_where_http_says(
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n5\r\nabc",
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n",
         HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        HEAD + b"Transfer-Encoding: gzip\r\n\r\nabc",
         HEAD + b"X-Long: " + b"x" * 200_000,
         b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nnot http",
         b"nonsense\r\n\r\n",
@@ -144,6 +154,43 @@ def test_a_connection_is_used_again_after_a_whole_answer_only(runner: asyncio.Ru
             assert await client.get(is_head=True) == b""
             assert await client.get() == b"ok"
             assert [len(requests) for requests in connections.seen] == [3, 1, 1, 1]
+
+    runner.run(scenario())
+
+
+def test_whoever_is_cancelled_closes_the_connection_only_while_it_is_theirs(
+    runner: asyncio.Runner,
+) -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.Task[Response]] = []
+
+        def ask(connection: UpstreamConnection) -> None:
+            call = connection.send(GET, is_head=False, response_seconds=5, idle_seconds=5)
+            tasks.append(asyncio.create_task(call))
+
+        def take_over(connection: UpstreamConnection) -> None:
+            if len(tasks) == 1:
+                tasks[0].cancel()
+                ask(connection)
+
+        connections = ScriptedConnections(Script([OK, OK], stays_open=True))
+        async with RawUpstream(connections) as upstream:
+            origin = Origin.of(upstream.url, None)
+            _, connection = await loop.create_connection(
+                lambda: UpstreamConnection(loop, take_over), origin.host, origin.port
+            )
+            ask(connection)
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[0]
+            response = await tasks[1]
+            assert response.whole() == b"ok"
+            ask(connection)
+            await asyncio.sleep(0)
+            tasks[2].cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await tasks[2]
+            assert not connection.is_open, "its answer was still to come"
 
     runner.run(scenario())
 
@@ -232,6 +279,38 @@ def test_compressed_answers_become_readable_or_are_broken(
                 await client.get()
 
     runner.run(scenario())
+
+
+@pytest.mark.parametrize("num_members", [2, 3000])
+def test_a_gzip_body_of_many_members_is_read_once(
+    num_members: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_bytes = 0
+    make = zlib.decompressobj
+
+    class Counted:
+        def __init__(self, window_bits: int) -> None:
+            self._inflate = make(window_bits)
+
+        def decompress(self, data: bytes, limit: int) -> bytes:
+            nonlocal given_bytes
+            given_bytes += len(data)
+            return self._inflate.decompress(data, limit)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inflate, name)
+
+    monkeypatch.setattr(zlib, "decompressobj", Counted)
+    text = random.Random(0).randbytes(1_000_000)
+    data = gzip.compress(b"") * (num_members - 1) + gzip.compress(text)
+    decoder = Decoder("gzip")
+    if num_members <= MAX_MEMBERS:
+        assert b"".join(decoder.feed(data)) == text
+        decoder.end()
+    else:
+        with pytest.raises(BadEncodingError, match="members"):
+            list(decoder.feed(data))
+    assert given_bytes < len(data) + MAX_MEMBERS * MAX_SLICE_BYTES
 
 
 def test_a_bomb_is_decoded_as_far_as_it_is_read() -> None:

@@ -14,7 +14,7 @@ from takt.gateway.errors import GatewayError, draining, internal_error
 from takt.gateway.execution import Execution
 from takt.gateway.gateway import SAFE_METHODS, Gateway
 from takt.gateway.headers import DEADLINE_HEADER, to_upstream
-from takt.gateway.http.decoding import DECODED, BadEncodingError, Decoder
+from takt.gateway.http.decoding import BadEncodingError, Decoder, encoding_to_undo
 from takt.gateway.http.exchange import Exchange
 from takt.gateway.http.request_reader import body_too_large
 from takt.gateway.keys import RequestKey, Tenants, request_key
@@ -228,8 +228,10 @@ class Handler:
 
     def _decoded_body(self, exchange: Exchange) -> bytes:
         """Readable, whatever its encoding: a body means the same compressed and not."""
-        encoding = exchange.headers.get("content-encoding", "").lower()
-        if encoding not in DECODED:
+        if exchange.headers.count("content-encoding") > 1:
+            raise InvalidRequestError("a request must have no more than one Content-Encoding")
+        encoding = encoding_to_undo(exchange.headers)
+        if encoding is None:
             return exchange.body
         limit = self._options.max_request_bytes
         decoder = Decoder(encoding)

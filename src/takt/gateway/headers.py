@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from takt.errors import InvalidRequestError
-from takt.gateway.http.decoding import DECODED
+from takt.gateway.http.decoding import encoding_to_undo
 from takt.gateway.http.fields import Headers
 from takt.gateway.states import Head
 from takt.idempotency import KEY_HEADER
@@ -102,10 +102,9 @@ def _as_text(value: str) -> str:
 def _dropped(always: frozenset[str], headers: Headers) -> frozenset[str]:
     """Names of headers that go no further: also those that Connection makes hop-by-hop, and the
     encoding of a body that is decoded here."""
-    connection = headers.get("connection")
+    connection = headers.joined("connection")
     if connection:
         always |= {name.strip().lower() for name in connection.split(",")}
-    encoding = headers.get("content-encoding")
-    if encoding is not None and encoding.lower() in DECODED:
+    if encoding_to_undo(headers) is not None:
         always |= {"content-encoding"}
     return always

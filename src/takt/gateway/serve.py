@@ -96,7 +96,7 @@ class _Service:
             await self._wait(background)
         finally:
             handler.is_draining = True
-            await self._drain(gateway, handler)
+            await self._drain(gateway, handler, server)
             await gateway.stop()
             for task in background:
                 task.cancel()
@@ -113,14 +113,15 @@ class _Service:
             if task.done():
                 task.result()
 
-    async def _drain(self, gateway: Gateway, handler: Handler) -> None:
-        """New requests get 503; running ones may end, until the time is up or a second signal."""
+    async def _drain(self, gateway: Gateway, handler: Handler, server: HttpServer) -> None:
+        """New requests get 503; running ones may end, and their answers be read, until the time is
+        up or a second signal."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._options.drain_timeout_seconds
         if gateway.num_running:
             logger.info("stopping: waiting for %d requests", gateway.num_running)
-        while (gateway.num_running or handler.num_in_flight) and loop.time() < deadline:
-            if self._num_signals > 1:
+        while gateway.num_running or handler.num_in_flight or server.is_sending:
+            if self._num_signals > 1 or loop.time() >= deadline:
                 break
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import logging
+import sys
+import termios
 from typing import Protocol, cast
 
 from takt.gateway.errors import GatewayError, error_answer
@@ -23,7 +27,11 @@ BODY_SECONDS = 600.0
 """For all of a body, however steadily it drips."""
 
 WRITE_SECONDS = 120.0
-"""A client that reads nothing of its answer for this long is taken for gone."""
+"""A client that reads nothing of its answer for this long is taken for gone. However slowly it
+reads, it is there."""
+
+MAX_TLS_WRITE_BYTES = 65_536
+"""At once: TLS hands all of one write to the transport below, where nobody sees what is unsent."""
 
 LINGER_SECONDS = 2.0
 """After the last answer of a connection whose client may still be sending: closed at once, the
@@ -83,9 +91,13 @@ class ClientConnection(asyncio.Protocol):
         """The task has begun: one that is cancelled before never does."""
         self._is_deaf = False
         """Nothing more is read from the client."""
+        self._is_leaving = False
+        """Its last answer is whole, and may still be on its way."""
         self._is_reading_paused = False
         self._deadline = loop.time() + HEAD_SECONDS
         self._head_until = self._body_until = self._paused_at = _NEVER
+        self._num_unread = 0
+        """Bytes of answers that the client had not got at the last look."""
 
     # -- the transport ------------------------------------------------------------------------
 
@@ -119,10 +131,14 @@ class ClientConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._paused_at = self._loop.time()
+        self._num_unread = 0
 
     def resume_writing(self) -> None:
         self._paused_at = _NEVER
-        if self._current is None:
+        if self._is_leaving:
+            # Not from within the transport's own write.
+            self._loop.call_soon(self._say_end)
+        elif self._current is None:
             self._advance()
         elif self._current.on_drained is not None:
             self._current.on_drained()
@@ -141,8 +157,14 @@ class ClientConnection(asyncio.Protocol):
         return self._current is None
 
     def write(self, data: bytes) -> None:
-        if not self.is_closing:
+        if self.is_closing:
+            return
+        if len(data) <= MAX_TLS_WRITE_BYTES or self._transport.can_write_eof():
             self._transport.write(data)
+            return
+        view = memoryview(data)
+        for at in range(0, len(data), MAX_TLS_WRITE_BYTES):
+            self._transport.write(view[at : at + MAX_TLS_WRITE_BYTES])
 
     def close(self) -> None:
         """After what was written has left."""
@@ -227,9 +249,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _start(self, current: Exchange) -> None:
         self._head_until = self._deadline = _NEVER
-        pieces = current.pieces
-        current.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
+        current.join_body()
         self._task = self._loop.create_task(self._run(current))
 
     async def _run(self, current: Exchange) -> None:
@@ -274,6 +294,11 @@ class ClientConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Ends what takes too long."""
+        if self.is_writing_paused:
+            num_unread = self._transport.get_write_buffer_size() + self._num_in_kernel()
+            if num_unread < self._num_unread:
+                self._paused_at = now
+            self._num_unread = num_unread
         if now - self._paused_at > WRITE_SECONDS:
             self.abort()
         elif now >= self._deadline:
@@ -295,15 +320,35 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def _linger(self) -> None:
-        """Closes once the client has, or after a while; what it still sends is not looked at."""
-        self._is_deaf = True
+        """Closes once the client has, or a while after the last answer has left; what the client
+        still sends is not looked at."""
+        self._is_deaf = self._is_leaving = True
         self._ahead.clear()
+        self._deadline = _NEVER
+        self._resume_reading()
+        if not self.is_writing_paused:
+            self._say_end()
+
+    def _say_end(self) -> None:
+        if self.is_closing or self._transport.is_closing():
+            return
         if not self._transport.can_write_eof():
             self.close()
             return
-        self._transport.write_eof()
-        self._resume_reading()
+        with contextlib.suppress(OSError):  # the client has gone: that will be told next
+            self._transport.write_eof()
         self._deadline = self._loop.time() + LINGER_SECONDS
+
+    def _num_in_kernel(self) -> int:
+        """Bytes that the kernel has taken and the client's has not acknowledged. It may take
+        megabytes, and takes more only once a good part of them is gone."""
+        try:
+            packed = fcntl.ioctl(
+                self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4)
+            )
+        except (OSError, ValueError):  # it is closed already
+            return 0
+        return int.from_bytes(packed, sys.byteorder)
 
     def _resume_reading(self) -> None:
         if self._is_reading_paused:

@@ -39,6 +39,7 @@ class Exchange:
     __slots__ = (
         "_head",
         "_is_chunked",
+        "_more",
         "_wire",
         "body",
         "content_length",
@@ -53,7 +54,6 @@ class Exchange:
         "num_body_bytes",
         "on_drained",
         "path",
-        "pieces",
         "problem",
         "query",
         "target",
@@ -82,9 +82,10 @@ class Exchange:
         """Whether another request may follow on the connection."""
         self.problem: GatewayError | None = None
         """Why the request is refused; its body is then not kept."""
-        self.pieces: list[bytes] = []
         self.num_body_bytes = 0
         self.body = b""
+        self._more = bytearray()
+        """What came of the body behind its first piece, which mostly is all of it."""
         self.is_received = self.is_admitted = False
         self.is_begun = self.is_answered = False
         self.on_drained: Callable[[], None] | None = None
@@ -101,6 +102,22 @@ class Exchange:
         """The client waits to be told to send its body; curl does with long ones."""
         asked = self.headers.get("expect")
         return asked is not None and asked.lower() == "100-continue" and not self.is_http10
+
+    def receive(self, data: bytes) -> None:
+        """A further piece of the body."""
+        if self.body:
+            self._more += data
+        else:
+            self.body = data
+
+    def join_body(self) -> None:
+        """All of the body has come."""
+        if self._more:
+            self.body += self._more
+            self._more = bytearray()
+
+    def drop_body(self) -> None:
+        self.body, self._more = b"", bytearray()
 
     def send(self, status: int, fields: Fields, body: bytes) -> None:
         """All of an answer; a short one in one write."""

@@ -50,6 +50,14 @@ class Headers(Mapping[str, str]):
             return int(lowered in self._first)
         return sum(one.lower() == lowered for one, _ in self.pairs)
 
+    def joined(self, name: str) -> str:
+        """The values of all fields of a name as one list, which is what they mean together; empty
+        if there is none."""
+        lowered = name.lower()
+        if len(self._first) == len(self.pairs):
+            return self._first.get(lowered, "")
+        return ", ".join(value for one, value in self.pairs if one.lower() == lowered)
+
 
 class FieldReader:
     """Collects what a parser finds of one message's head."""
@@ -78,8 +86,15 @@ def head_bytes(first_line: str, fields: Fields, last_lines: str = "") -> bytes:
     return text.encode()
 
 
-def status_line(status: int, version: str = "1.1") -> str:
-    return f"HTTP/{version} {status} {_REASONS.get(status, '')}"
+def status_line(status: int) -> str:
+    return f"HTTP/1.1 {status} {_REASONS.get(status, '')}"
+
+
+def is_chunked_only(headers: Headers) -> bool:
+    """Whether the body's transfer is coded in chunks and in no other way: no other is undone here.
+    True as well if there is no such field."""
+    coding = headers.get("transfer-encoding")
+    return coding is None or headers.joined("transfer-encoding").lower() == "chunked"
 
 
 def has_no_body(status: int) -> bool:

@@ -9,7 +9,7 @@ import httptools
 
 from takt.gateway.errors import GatewayError
 from takt.gateway.http.exchange import Exchange, Wire
-from takt.gateway.http.fields import MAX_HEAD_BYTES, FieldReader, Headers
+from takt.gateway.http.fields import MAX_HEAD_BYTES, FieldReader, Headers, is_chunked_only
 
 
 class RequestReader:
@@ -38,17 +38,24 @@ class RequestReader:
             return
         if self.is_in_head:  # what begins a head is counted when its fields are known
             self._num_head_bytes += len(data)
+        left: bytes | memoryview = data
+        while self.error is None and (offer_end := self._parse(left)) is not None:
+            self._pass_over_offer()
+            left = memoryview(left)[offer_end:]
+        if self.is_in_head and self._num_head_bytes > MAX_HEAD_BYTES:
+            self._fail(_head_too_large())
+
+    def _parse(self, data: bytes | memoryview) -> int | None:
+        """Where the parser stopped: behind a head that offers to upgrade, if there is one."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._pass_over_upgrade(data[upgrade.args[0] :])
-            return
+            return int(upgrade.args[0])
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None
         except httptools.HttpParserError:
             self._fail(GatewayError(400, "bad_request", "This is not valid HTTP/1.1."))
-        if self.is_in_head and self._num_head_bytes > MAX_HEAD_BYTES:
-            self._fail(_head_too_large())
+        return None
 
     def _fail(self, error: GatewayError) -> None:
         if self.error is None:
@@ -101,9 +108,9 @@ class RequestReader:
         if exchange.problem is None:
             if exchange.num_body_bytes > self._max_body_bytes:
                 exchange.problem = body_too_large(self._max_body_bytes)
-                exchange.pieces.clear()
+                exchange.drop_body()
             else:
-                exchange.pieces.append(data)
+                exchange.receive(data)
 
     def on_message_complete(self) -> None:
         if self._receiving is not None:
@@ -118,12 +125,17 @@ class RequestReader:
         if num_hosts > 1 or (num_hosts == 0 and not exchange.is_http10):
             exchange.keeps_alive = False
             return GatewayError(400, "bad_host", "A request must have one Host header.")
+        if not is_chunked_only(exchange.headers):
+            exchange.keeps_alive = False
+            return GatewayError(
+                501, "bad_transfer_encoding", "Only the transfer coding chunked is known here."
+            )
         if (exchange.content_length or 0) > self._max_body_bytes:
             return body_too_large(self._max_body_bytes)
         return None
 
-    def _pass_over_upgrade(self, rest: bytes) -> None:
-        """Reads the request again without its offer, which the parser takes for accepted: some
+    def _pass_over_offer(self) -> None:
+        """Reads the head again without its offer, which the parser takes for accepted: some
         clients offer HTTP/2 with every request, and RFC 9110 (7.8) lets a server ignore that."""
         method = self._parser.get_method()
         if method == b"CONNECT":
@@ -136,7 +148,7 @@ class RequestReader:
             if name.lower() != "upgrade"
         ]
         self._parser = httptools.HttpRequestParser(self)
-        self.feed(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        self._parse(b"\r\n".join(lines) + b"\r\n\r\n")
 
 
 def body_too_large(limit: int) -> GatewayError:

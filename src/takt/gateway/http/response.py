@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from takt.gateway.http.decoding import DECODED, Decoder
+from takt.gateway.http.decoding import Decoder, encoding_to_undo
 from takt.gateway.http.fields import Headers
 
 Sink = Callable[[bytes], None]
@@ -42,8 +42,8 @@ class Response:
         self.headers = headers
         self.is_whole = False
         """All of the body has come."""
-        encoding = headers.get("content-encoding", "").lower()
-        self._decoder = Decoder(encoding) if encoding in DECODED else None
+        encoding = encoding_to_undo(headers)
+        self._decoder = None if encoding is None else Decoder(encoding)
         self._pieces: list[bytes] = []
         self._sink: Sink | None = None
         self._done: asyncio.Future[None] | None = None

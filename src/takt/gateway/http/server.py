@@ -41,6 +41,11 @@ class HttpServer:
         )
         self._timer = self._loop.call_later(CHECK_SECONDS, self._check)
 
+    @property
+    def is_sending(self) -> bool:
+        """Some client has not read all of an answer."""
+        return any(connection.is_writing_paused for connection in self.connections)
+
     async def close(self, seconds: float) -> None:
         """Takes no new connections; those with an answer under way have `seconds` to end it."""
         if self._server is not None:

@@ -8,7 +8,13 @@ from typing import cast
 
 import httptools
 
-from takt.gateway.http.fields import MAX_HEAD_BYTES, FieldReader, Headers, has_no_body
+from takt.gateway.http.fields import (
+    MAX_HEAD_BYTES,
+    FieldReader,
+    Headers,
+    has_no_body,
+    is_chunked_only,
+)
 from takt.gateway.http.response import BrokenExchangeError, Response
 
 MAX_ANSWER_HEAD_BYTES = 4 * MAX_HEAD_BYTES
@@ -31,6 +37,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._num_head_bytes = 0
         self._head: asyncio.Future[Response] | None = None
         """Somebody waits for an answer to begin."""
+        self._exchange: asyncio.Future[Response] | None = None
+        """Of the request whose answer is not whole yet: the future that its head was given to."""
         self._response: Response | None = None
         """The answer that comes now."""
         self._pieces: list[bytes] = []
@@ -53,13 +61,16 @@ class UpstreamConnection(asyncio.Protocol):
         """
         self._is_bodiless = is_head
         self._idle_seconds = idle_seconds
-        self._head = self._loop.create_future()
+        head: asyncio.Future[Response] = self._loop.create_future()
+        self._head = self._exchange = head
         self._timer = self._loop.call_later(response_seconds, self._on_no_answer)
         self._transport.write(request)
         try:
-            return await self._head
+            return await head
         except asyncio.CancelledError:
-            self.close()
+            # Behind a whole answer the connection may be another request's already.
+            if self._exchange is head:
+                self.close()
             raise
 
     def close(self) -> None:
@@ -102,7 +113,11 @@ class UpstreamConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            raise error.__context__ or error from None
+            cause = error.__context__
+            if not isinstance(cause, BrokenExchangeError):
+                raise cause or error from None
+            self._break(cause)
+            return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._deliver()
             self._break(BrokenExchangeError("the answer is not valid HTTP/1.1"))
@@ -138,7 +153,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _end(self, response: Response, *, is_reusable: bool) -> None:
         self._stop_timer()
-        self._response = None
+        self._response = self._exchange = None
         self._is_ended = False
         self._give_head(response)
         response.end()
@@ -149,6 +164,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _break(self, error: BrokenExchangeError) -> None:
         self._stop_timer()
+        self._exchange = None
         head, self._head = self._head, None
         response, self._response = self._response, None
         if head is not None and not head.done():
@@ -187,14 +203,13 @@ class UpstreamConnection(asyncio.Protocol):
         if self._response is not None or status < 200:
             return  # a second answer, or one that only says that the first is to come
         headers = Headers(self._fields.pairs)
+        if not is_chunked_only(headers):
+            raise BrokenExchangeError("the answer has a transfer coding that is not known here")
         self._response = Response(status, headers)
         self._is_ended = self._is_bodiless or has_no_body(status)
         # What a parser made for HEAD would know: where this answer ends, and where the next begins.
         self._keeps_alive = not self._is_bodiless and self._parser.should_keep_alive()
-        coding = headers.get("transfer-encoding", "").lower()
-        self._is_until_close = not (
-            "content-length" in headers or coding.rpartition(",")[2].strip() == "chunked"
-        )
+        self._is_until_close = not ("content-length" in headers or "transfer-encoding" in headers)
 
     def on_body(self, data: bytes) -> None:
         if self._response is not None and not self._is_ended:
