@@ -1,5 +1,7 @@
 """Calibration at start-up: its time, its file, its dummy steps, and the floor it finds."""
 
+import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,37 @@ def test_a_target_below_the_floor_is_refused_with_the_floor(flag: str) -> None:
         build(ManualClock(), **{flag: 1.5})
     core, _ = build(ManualClock(), **{flag: 1.5}, slo_force=True)
     assert not core.has_work
+
+
+def test_a_target_is_not_refused_for_what_an_earlier_start_measured() -> None:
+    build(ManualClock(), slo_itl_p99_ms=20.0)
+    path = calibration_path(engine_config(slo_itl_p99_ms=20.0), 1)
+    kept = read_calibration(path)
+    assert kept is not None
+    write_calibration(path, dataclasses.replace(kept, floor_ns=71 * MS))
+    assert build(ManualClock(), slo_itl_p99_ms=20.0)[1].num_steps > 20
+    assert read_calibration(path) == kept
+
+
+@pytest.mark.parametrize(("num_disturbed", "is_floor"), [(0, False), (2, False), (3, True)])
+def test_disturbed_samples_are_a_floor_only_if_a_p99_explains_them(
+    num_disturbed: int, is_floor: bool
+) -> None:
+    clock = ManualClock()
+    model, _ = timed_model(clock)
+    config = engine_config(max_num_seqs=64, max_num_batched_tokens=512)
+    sizes = plan_sizes(config, model.kv_shape, POOL_BYTES, vocab_size=100)
+    shapes = calibration_steps(step_limits(config.scheduler, sizes.max_model_len))
+    quiet_ns = round(truth_ns(shapes[0].features))
+    slow_turns = range(10, 10 + num_disturbed)
+    turns = itertools.count()
+
+    def run(shape: DummyStep) -> int:
+        taken = 70 * MS if next(turns) in slow_turns else round(truth_ns(shape.features))
+        clock.advance(taken)
+        return taken
+
+    assert calibrate(shapes, run, clock).floor_ns == (70 * MS if is_floor else quiet_ns)
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, float("nan"), float("inf")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ _FLOOR_PART = 6
 """Of the time: what the samples of the floor may take."""
 _LEAST_SAMPLES = 5
 _WARM_UP_STEPS = 3
+_DOUBT = 0.01
+"""Share of steps beyond a P99; and how seldom a target may be called too small that is not."""
 _SLOWDOWN = 2.0
 """A step may take so many times as long as its tokens lead to expect; else it is not begun."""
 
@@ -31,7 +34,7 @@ RunStep = Callable[[DummyStep], int]
 class Calibration:
     model: StepTimeModel
     floor_ns: int
-    """P99 of the shortest step there is: no target below it can be held."""
+    """What the P99 of the shortest step there is exceeds: no P99 below it can be held."""
     num_steps: int
     seconds: float
 
@@ -45,7 +48,7 @@ class Calibration:
     def summary(self) -> str:
         """What predictions rest on, in one line for whoever set a target."""
         return (
-            f"a sequence alone up to {self.floor_ns / 1e6:.2f} ms; predictions off by "
+            f"a sequence alone {self.floor_ns / 1e6:.2f} ms or more; predictions off by "
             f"{100 * self.mean_error:.1f} % in the mean, P99 "
             f"{self.model.residual_ratio(0.99):.2f} x predicted ({self.num_steps} steps measured)"
         )
@@ -95,13 +98,28 @@ def calibrate(shapes: list[DummyStep], run_step: RunStep, clock: Clock) -> Calib
         every += [(shape.features, one) for one in taken_ns]
     samples += _in_proportion(shapes, times)
     model = StepTimeModel.fit(samples).with_residuals(every)
-    floor.sort()
     return Calibration(
         model=model,
-        floor_ns=round(floor[-1 - len(floor) // 100]),
+        floor_ns=round(_exceeded_by_p99(floor)),
         num_steps=len(every) + _WARM_UP_STEPS,
         seconds=(clock.now_ns() - start_ns) / 1e9,
     )
+
+
+def _exceeded_by_p99(samples: list[float]) -> float:
+    """A value that the samples' P99 is not below, or these samples had a chance of 1 % or less.
+
+    A single disturbed sample of a few says nothing of a P99: of n samples, the number beyond the
+    P99 is binomial with n and 0.01. The k-th largest is returned for the smallest k that so many,
+    or more, exceed it with a probability of 1 % at most.
+    """
+    n = len(samples)
+    beyond = 1.0  # probability that k or more samples lie beyond the P99
+    for k in range(n):
+        if beyond <= _DOUBT:
+            return sorted(samples)[n - k]
+        beyond -= math.comb(n, k) * _DOUBT**k * (1 - _DOUBT) ** (n - k)
+    return min(samples)
 
 
 def _in_proportion(

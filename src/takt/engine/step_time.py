@@ -25,7 +25,9 @@ def calibrated(
     even a single step exceeds, unless `slo_force` is set."""
     path = calibration_path(config, num_threads)
     calibration = None if config.scheduler.calibrate else read_calibration(path)
-    if calibration is None:
+    # Nobody is refused for what the machine did at an earlier start.
+    is_doubtful = calibration is not None and _too_small(config.scheduler, calibration.floor_ns)
+    if calibration is None or (is_doubtful and not config.scheduler.slo_force):
         shapes = calibration_steps(step_limits(config.scheduler, sizes.max_model_len))
         calibration = calibrate(shapes, DummySteps(executor, sizes, clock).run_ns, clock)
         if calibration.is_steady:
@@ -39,17 +41,20 @@ def calibrated(
     return calibration
 
 
-def _check_floor(options: SchedulerOptions, floor_ns: int) -> None:
-    floor_ms = floor_ns / 1e6
-    for flag, target_ms in (
+def _too_small(options: SchedulerOptions, floor_ns: int) -> list[tuple[str, float]]:
+    """Flags, with their targets in ms, of what even the shortest step exceeds."""
+    targets = (
         ("--slo-itl-p99-ms", options.slo_itl_p99_ms),
         ("--slo-ttft-p99-ms", options.slo_ttft_p99_ms),
-    ):
-        if target_ms is None or target_ms >= floor_ms:
-            continue
+    )
+    return [(flag, ms) for flag, ms in targets if ms is not None and ms < floor_ns / 1e6]
+
+
+def _check_floor(options: SchedulerOptions, floor_ns: int) -> None:
+    for flag, target_ms in _too_small(options, floor_ns):
         reason = (
             f"{flag} {target_ms:g} cannot be held: a step of a single sequence, the shortest there "
-            f"is, takes {floor_ms:.2f} ms (P99) with this model on this machine"
+            f"is, takes {floor_ns / 1e6:.2f} ms or more (P99) with this model on this machine"
         )
         if not options.slo_force:
             raise ConfigError(
