@@ -64,14 +64,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
     if sizes.notice is not None:
         _log.warning(sizes.notice)
     executor = model.make_executor(sizes)
-    kv = KVCacheManager(
-        sizes.kv,
-        sizes.num_blocks,
-        config.cache.enable_prefix_caching,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=sizes.max_model_len,
-        num_host_blocks=sizes.num_host_blocks,
-    )
+    kv = _kv(config, sizes)
     learned, step_times = None, ""
     if config.scheduler.models_time:
         calibration = calibrated(config, executor, sizes, model.num_threads, clock)
@@ -113,6 +106,17 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         if follows_load
         else None,
         kv=kv,
+    )
+
+
+def _kv(config: EngineConfig, sizes: EngineSizes) -> KVCacheManager:
+    return KVCacheManager(
+        sizes.kv,
+        sizes.num_blocks,
+        config.cache.enable_prefix_caching,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=sizes.max_model_len,
+        num_host_blocks=sizes.num_host_blocks,
     )
 
 
