@@ -99,6 +99,11 @@ class Host:
         self.pid = self._process.pid
         self.inside = ("nsenter", "-t", str(self.pid), "-n", "-m", "-i", "-u", "--")
 
+    def errors(self) -> str:
+        """What a host that is not ready said before it ended."""
+        assert self._process.stderr is not None
+        return "" if self.is_ready else self._process.stderr.read()
+
     def run(self, command: str) -> None:
         subprocess.run([*self.inside, *command.split()], check=True)
 

@@ -257,7 +257,7 @@ async def _read_refusal(answer: OpenAnswer) -> bytes:
     try:
         await answer.read(take)
     except _EnoughError:
-        pass
+        pass  # what came before the limit is told; the connection is closed
     except AttemptFailedError:
         return b""
     return b"".join(pieces)
