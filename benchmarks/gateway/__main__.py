@@ -20,6 +20,7 @@ from benchmarks.gateway import faults as fault_runs
 from benchmarks.gateway import latency as delays
 from benchmarks.gateway import other_server
 from benchmarks.gateway import policies as retry_policies
+from benchmarks.gateway import storm as retry_storm
 from benchmarks.gateway import streams as stream_delays
 
 STORES = ("sqlite", "redis")
@@ -38,7 +39,7 @@ def faults(options: argparse.Namespace) -> bool:
 
 def latency(options: argparse.Namespace) -> bool:
     num_requests = options.requests or (200 if options.quick else 5_000)
-    return delays.added_latency(num_requests)
+    return delays.added_latency(num_requests, options.cpus)
 
 
 def policies(options: argparse.Namespace) -> bool:
@@ -46,7 +47,7 @@ def policies(options: argparse.Namespace) -> bool:
 
 
 def storm(options: argparse.Namespace) -> bool:
-    return asyncio.run(delays.storm(options.requests or (50 if options.quick else 1_000), 5))
+    return asyncio.run(retry_storm.storm(options.requests or (50 if options.quick else 1_000), 5))
 
 
 def streams(options: argparse.Namespace) -> bool:
@@ -75,6 +76,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="instead of the part's own number")
     parser.add_argument("--store", choices=STORES, help="of the fault runs; both if not given")
     parser.add_argument("--mode", choices=MODES, help="of the fault runs; all if not given")
+    parser.add_argument(
+        "--cpus",
+        choices=("shared", "own"),
+        default="shared",
+        help="of the latency part: all CPUs for everything, or the last for what is measured alone",
+    )
     options = parser.parse_args()
     unknown = [part for part in options.parts if part not in PARTS]
     if unknown:

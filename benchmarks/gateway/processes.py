@@ -40,9 +40,16 @@ class Process:
         self._ready_url = ready_url
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, wait: bool = True) -> None:
+    def start(self, *, wait: bool = True, cpus: set[int] | None = None) -> None:
+        """`cpus` are those that it may run on, if not all that this process may."""
+        own = os.sched_getaffinity(0)
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            # A child has its parent's CPUs from its first instruction on.
+            os.sched_setaffinity(0, cpus or own)
+            try:
+                self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            finally:
+                os.sched_setaffinity(0, own)
         if wait:
             self.wait_ready()
 
@@ -131,6 +138,22 @@ class Rig:
             *("--port", str(port), "--store", store_url, "--log-level", "error", *flags),
         ]
         return self.add(command, f"gateway-{port}", "/health", port)
+
+    def relay(self, upstream: Process) -> Process:
+        """In Python, on the gateway's event loop."""
+        port = free_port()
+        command = [sys.executable, str(HERE / "relay.py"), "--port", str(port)]
+        command += ["--upstream-port", str(upstream.port)]
+        return self.add(command, "relay", "/health", port)
+
+    def c_relay(self, upstream: Process) -> Process:
+        compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+        if compiler is None:
+            raise SystemExit("a C compiler is missing: this part measures against a relay in C")
+        program = self.directory / "relay"
+        subprocess.run([compiler, "-O2", str(HERE / "relay.c"), "-o", str(program)], check=True)
+        port = free_port()
+        return self.add([str(program), str(port), str(upstream.port)], "c-relay", "/health", port)
 
     def redis(self) -> Process:
         binary = shutil.which("redis-server") or shutil.which("valkey-server")

@@ -7,7 +7,8 @@ import json
 import random
 import uuid
 
-from benchmarks.gateway.latency import PATH, BusyShare, percentile
+from benchmarks.gateway.latency import PATH
+from benchmarks.gateway.machine import BusyShare, percentile
 from benchmarks.gateway.plain_client import EventStream, request_bytes
 from benchmarks.gateway.processes import Process, rig
 

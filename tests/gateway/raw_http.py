@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from takt.gateway.errors import GatewayError
 from takt.gateway.http.exchange import Exchange
@@ -76,10 +77,11 @@ class Served:
         self,
         application: EchoApplication,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None = None,
+        **limits: Any,
     ) -> None:
-        """`tls` is that of the server and of its clients."""
+        """`tls` is that of the server and of its clients; `limits` are the server's."""
         self.application = application
-        self.server = HttpServer(application)
+        self.server = HttpServer(application, **limits)
         self._server_tls, self._client_tls = tls or (None, None)
 
     async def __aenter__(self) -> Served:

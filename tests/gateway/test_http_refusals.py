@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 
@@ -177,7 +178,6 @@ def test_a_client_that_reads_nothing_is_held_up_and_let_go(
     runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "CHECK_SECONDS", 0.02)
-    monkeypatch.setattr(connection, "WRITE_SECONDS", 0.1)
     num_written = 0
 
     async def flood(exchange: Exchange) -> None:
@@ -191,7 +191,7 @@ def test_a_client_that_reads_nothing_is_held_up_and_let_go(
 
     async def scenario() -> None:
         application = EchoApplication(answer=flood)
-        async with Served(application) as served:
+        async with Served(application, read_seconds=0.1) as served:
             _, writer = await served.connect()
             writer.write(post(b""))
             async with asyncio.timeout(10):
@@ -199,5 +199,33 @@ def test_a_client_that_reads_nothing_is_held_up_and_let_go(
                     await asyncio.sleep(0.01)
             writer.close()
         assert 0 < num_written < 1000
+
+    runner.run(scenario())
+
+
+def test_connections_beyond_the_limit_are_told_so(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MAX_TURNED_AWAY", 1)
+
+    async def scenario() -> None:
+        application = EchoApplication()
+        async with Served(application, max_connections=2) as served:
+            first, second = await served.connect(), await served.connect()
+            while len(served.server.connections) < 2:
+                await asyncio.sleep(0.01)
+            third, fourth = await served.connect(), await served.connect()
+            refused = await third[0].read()
+            assert refused.startswith(b"HTTP/1.1 503")
+            assert b"Retry-After: 1" in refused and b"--max-connections" in refused
+            with contextlib.suppress(ConnectionError):
+                assert await fourth[0].read() == b""
+            for _, writer in (first, third, fourth):
+                writer.close()
+            while len(served.server.connections) > 1 or served.server.turned_away:
+                await asyncio.sleep(0.01)
+            assert bodies(await served.ask(post(b"again", b"Connection: close"))) == [b"again"]
+            second[1].close()
+        assert application.refused_with == ["too_many_connections"]
 
     runner.run(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 from collections.abc import Coroutine
@@ -17,6 +18,7 @@ from takt.gateway.execution import Execution
 from takt.gateway.keys import RequestKey
 from takt.gateway.leader import Leader
 from takt.gateway.parts import Parts
+from takt.gateway.prompt_task import start_now
 from takt.gateway.recorder import NoRecorder, RecordWriter
 from takt.gateway.replay import Follower, settled_execution
 from takt.gateway.states import (
@@ -51,7 +53,10 @@ class Gateway:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._owner = os.urandom(16).hex()
+        self._numbers = itertools.count()
+        """Of claims; with the owner's name they tell one from every other."""
         self._executions: dict[str, Execution] = {}
+        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
 
@@ -68,7 +73,8 @@ class Gateway:
         self.parts.budgets[assignment.route.name].deposit()
         leader = Leader(self.parts, assignment, execution, NoRecorder(), span)
         task = self._run(leader.run(self._choose(assignment)))
-        execution.on_abandoned = task.cancel
+        if task is not None:
+            execution.on_abandoned = task.cancel
         return execution
 
     async def find(self, key: RequestKey, assignment: Assignment, span: RequestSpan) -> Found:
@@ -133,7 +139,7 @@ class Gateway:
     ) -> Claim:
         ttl = self.parts.policy.ttl
         terms = Terms(
-            claim_id=os.urandom(16).hex(),
+            claim_id=f"{self._owner}{next(self._numbers)}",
             owner=self._owner,
             lease_ms=self.parts.options.lease_ms,
             ttl_ms=1000 * ttl.processing,
@@ -177,9 +183,10 @@ class Gateway:
             self.parts.policy.ttl,
         )
         leader = Leader(self.parts, assignment, execution, writer, span)
-        task = self._run(self._led(leader, first, writer, digest, execution, service))
-        writer.on_lost = task.cancel
         self.parts.keeper.add(writer)
+        task = self._run(self._led(leader, first, writer, digest, execution, service))
+        if task is not None:
+            writer.on_lost = task.cancel
 
     def _after_takeover(
         self, assignment: Assignment, claim: Claimed, first: Upstream | None
@@ -238,16 +245,26 @@ class Gateway:
             return execution
         return settled_execution(snapshot, self.parts.sealer)
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+    def _run(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+        """None if it ended at once."""
+        try:
+            task = start_now(work, self._loop)
+        except Exception as error:
+            _log(error)
+            return None
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
         return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a request failed here", exc_info=task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log(error)
+
+
+def _log(error: BaseException) -> None:
+    logger.error("a request failed here", exc_info=error)
 
 
 def _mismatch() -> GatewayError:

@@ -8,6 +8,7 @@ from typing import Any
 
 from takt.config import cache_home, check_choices
 from takt.errors import ConfigError
+from takt.gateway.http.limits import MAX_CONNECTIONS, READ_SECONDS
 from takt.gateway.keys import KeyRules
 from takt.gateway.policy import MAX_WAIT_MS
 from takt.gateway.upstream_url import checked_url
@@ -68,6 +69,13 @@ class GatewayOptions:
     max_request_bytes: int = _option(16 * 1024 * 1024, "Largest request body, in bytes.")
     max_response_bytes: int = _option(64 * 1024 * 1024, "Largest answer that is kept, in bytes.")
     max_in_flight: int = _option(4096, "Requests being answered before new ones get 429.")
+    max_connections: int = _option(
+        MAX_CONNECTIONS, "Connections of clients that are open before new ones get 503."
+    )
+    read_timeout_seconds: float = _option(
+        READ_SECONDS,
+        "Time in which a client must read 64 KiB of its answer, or all that is there of it.",
+    )
     rate_limit: float = _option(0.0, "Requests a second of each tenant; 0 is no limit.")
     health_interval_ms: int = _option(2_000, "Time between two health checks of an upstream.")
     drain_timeout_seconds: float = _option(
@@ -87,8 +95,9 @@ class GatewayOptions:
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("max_request_bytes", "max_response_bytes", "max_in_flight"):
+        for name in ("max_request_bytes", "max_response_bytes", "max_in_flight", "max_connections"):
             self._check_range(name, 1, sys.maxsize)
+        self._check_range("read_timeout_seconds", 1, MAX_WAIT_MS / 1000)
         self._check_range("lease_ms", 100, MAX_WAIT_MS)
         self._check_range("health_interval_ms", 50, MAX_WAIT_MS)
         self._check_range("rate_limit", 0, MAX_RATE)

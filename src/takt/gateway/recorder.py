@@ -82,7 +82,8 @@ class RecordWriter:
         self._sealer = sealer
         self._execution = execution
         self._ttl = ttl
-        self._lock = asyncio.Lock()
+        self._flush: asyncio.Future[None] | None = None
+        """Of a chunk that is being written; the end waits for it."""
         self._num_pieces = 0
         self._num_chunks = 0
         # A chunk whose writing was not acknowledged is written again as it was: had it grown, a
@@ -103,18 +104,23 @@ class RecordWriter:
 
     async def flush(self) -> None:
         """Writes what a stream has brought since the last time; other gateways read it."""
-        if self.is_lost or not self._sealer.keeps_bodies or self._lock.locked():
+        if self.is_lost or self._is_finishing or not self._sealer.keeps_bodies or self._flush:
             return
-        async with self._lock:
-            head = self._execution.head
-            chunk = self._next_chunk()
-            if head is None or chunk is None:
-                return
+        head = self._execution.head
+        chunk = self._next_chunk()
+        if head is None or chunk is None:
+            return
+        flush = self._flush = asyncio.get_running_loop().create_future()
+        try:
             is_held = await self._store.append(self.held, head, self._num_chunks, [chunk])
-            if is_held:
-                self._acknowledge()
-            else:
-                self.lose()
+        finally:
+            self._flush = None
+            if not flush.done():  # who waits for it may be cancelled, and it with them
+                flush.set_result(None)
+        if is_held:
+            self._acknowledge()
+        else:
+            self.lose()
 
     async def finish(
         self,
@@ -127,25 +133,26 @@ class RecordWriter:
         request: bytes | None = None,
     ) -> None:
         self._is_finishing = True
-        async with self._lock:
-            keeps = self._sealer.keeps_bodies
-            chunks = self._last_chunks(rest) if keeps else ()
-            kept = head
-            if head is not None and not keeps:
-                kept = Head(head.status, head.headers, is_body_kept=False)
-            end = Finish(
-                state=state,
-                ttl_ms=1000 * int(getattr(self._ttl, state.value)),
-                head=kept,
-                first_chunk=self._num_chunks,
-                chunks=chunks,
-                cause=cause,
-                attempt=attempt,
-                request=None
-                if request is None or not keeps
-                else self._sealer.seal(self.held.digest, request),
-            )
-            await self._write(lambda: self._store.finish(self.held, end))
+        if self._flush is not None:
+            await self._flush
+        keeps = self._sealer.keeps_bodies
+        chunks = self._last_chunks(rest) if keeps else ()
+        kept = head
+        if head is not None and not keeps:
+            kept = Head(head.status, head.headers, is_body_kept=False)
+        end = Finish(
+            state=state,
+            ttl_ms=1000 * int(getattr(self._ttl, state.value)),
+            head=kept,
+            first_chunk=self._num_chunks,
+            chunks=chunks,
+            cause=cause,
+            attempt=attempt,
+            request=None
+            if request is None or not keeps
+            else self._sealer.seal(self.held.digest, request),
+        )
+        await self._write(lambda: self._store.finish(self.held, end))
 
     def lose(self) -> None:
         """Somebody else holds the record: the attempt in flight is of no use any more.
@@ -184,14 +191,21 @@ async def persist(
     call: Callable[[], Awaitable[bool]], patience_seconds: float = STORE_PATIENCE_SECONDS
 ) -> bool:
     """The call's result; tried again while the store is away, up to the patience given."""
+    try:
+        return await call()
+    except StoreUnavailableError:
+        return await _persist(call, patience_seconds)
+
+
+async def _persist(call: Callable[[], Awaitable[bool]], patience_seconds: float) -> bool:
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + patience_seconds
     wait = _FIRST_WAIT_SECONDS
     while True:
+        await asyncio.sleep(wait)
         try:
             return await call()
         except StoreUnavailableError:
+            wait = min(2 * wait, _LONGEST_WAIT_SECONDS)
             if loop.time() + wait > give_up_at:
                 raise
-        await asyncio.sleep(wait)
-        wait = min(2 * wait, _LONGEST_WAIT_SECONDS)

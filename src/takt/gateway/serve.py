@@ -86,7 +86,11 @@ class _Service:
             asyncio.create_task(parts.keeper.run()),
             asyncio.create_task(checker.run()),
         ]
-        server = HttpServer(GatewayApplication(parts, handler))
+        server = HttpServer(
+            GatewayApplication(parts, handler),
+            max_connections=self._options.max_connections,
+            read_seconds=self._options.read_timeout_seconds,
+        )
         await server.start(bound, tls)
         gc.collect()
         gc.freeze()

@@ -13,7 +13,9 @@ from typing import Protocol, cast
 from takt.gateway.errors import GatewayError, error_answer
 from takt.gateway.http.exchange import Exchange
 from takt.gateway.http.fields import Headers
+from takt.gateway.http.limits import MIN_READ_BYTES
 from takt.gateway.http.request_reader import RequestReader
+from takt.gateway.prompt_task import start_now
 
 logger = logging.getLogger("takt.gateway.http")
 
@@ -26,10 +28,6 @@ BODY_IDLE_SECONDS = 30.0
 BODY_SECONDS = 600.0
 """For all of a body, however steadily it drips."""
 
-WRITE_SECONDS = 120.0
-"""A client that reads nothing of its answer for this long is taken for gone. However slowly it
-reads, it is there."""
-
 MAX_TLS_WRITE_BYTES = 65_536
 """At once: TLS hands all of one write to the transport below, where nobody sees what is unsent."""
 
@@ -39,6 +37,9 @@ answer could be lost with what was not read."""
 
 MAX_SKIPPED_BYTES = 65_536
 """Of a refused request's body: a longer one is not read for the connection's sake."""
+
+MAX_TURNED_AWAY = 256
+"""Connections beyond the limit that are told so at a time; further ones are closed at once."""
 
 _NEVER = float("inf")
 
@@ -68,7 +69,11 @@ class Site(Protocol):
 
     application: Application
     connections: set[ClientConnection]
+    turned_away: set[ClientConnection]
+    """Those that came when there were `max_connections`, and are told so."""
+    max_connections: int
     keep_alive_seconds: float
+    read_seconds: float
     date_line: str
 
 
@@ -87,17 +92,20 @@ class ClientConnection(asyncio.Protocol):
         self._ahead: list[bytes] = []
         """What came behind a whole request while that is answered."""
         self._task: asyncio.Task[None] | None = None
-        self._is_handling = False
-        """The task has begun: one that is cancelled before never does."""
+        """Goes on with an answer that could not be given at once."""
+        self._is_handling = self._is_starting = False
         self._is_deaf = False
         """Nothing more is read from the client."""
         self._is_leaving = False
         """Its last answer is whole, and may still be on its way."""
         self._is_reading_paused = False
         self._deadline = loop.time() + HEAD_SECONDS
-        self._head_until = self._body_until = self._paused_at = _NEVER
-        self._num_unread = 0
-        """Bytes of answers that the client had not got at the last look."""
+        self._head_until = self._body_until = _NEVER
+        self.is_writing_paused = False
+        """The client has not read all of what was written."""
+        self._num_written = self._num_read = 0
+        """Bytes of answers; `_num_read` had reached the client's kernel at `_read_at`."""
+        self._read_at = loop.time()
 
     # -- the transport ------------------------------------------------------------------------
 
@@ -106,11 +114,19 @@ class ClientConnection(asyncio.Protocol):
         # A write is the system call, at once, and what the kernel does not take is known.
         # high=0 would never let a TLS transport write.
         self._transport.set_write_buffer_limits(high=1, low=0)
-        self._site.connections.add(self)
+        site = self._site
+        if len(site.connections) < site.max_connections:
+            site.connections.add(self)
+        elif len(site.turned_away) < MAX_TURNED_AWAY:
+            site.turned_away.add(self)
+            self._refuse_all(_too_many(site.max_connections))
+        else:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_closing = self._is_deaf = True
         self._site.connections.discard(self)
+        self._site.turned_away.discard(self)
         self._ahead.clear()
         if self._task is not None:
             self._task.cancel()
@@ -130,11 +146,10 @@ class ClientConnection(asyncio.Protocol):
         self._advance()
 
     def pause_writing(self) -> None:
-        self._paused_at = self._loop.time()
-        self._num_unread = 0
+        self.is_writing_paused = True
 
     def resume_writing(self) -> None:
-        self._paused_at = _NEVER
+        self.is_writing_paused = False
         if self._is_leaving:
             # Not from within the transport's own write.
             self._loop.call_soon(self._say_end)
@@ -142,10 +157,6 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
         elif self._current.on_drained is not None:
             self._current.on_drained()
-
-    @property
-    def is_writing_paused(self) -> bool:
-        return self._paused_at != _NEVER
 
     @property
     def date_line(self) -> str:
@@ -159,6 +170,7 @@ class ClientConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self.is_closing:
             return
+        self._num_written += len(data)
         if len(data) <= MAX_TLS_WRITE_BYTES or self._transport.can_write_eof():
             self._transport.write(data)
             return
@@ -191,7 +203,8 @@ class ClientConnection(asyncio.Protocol):
                 return
             elif current.problem is None:
                 self._start(current)
-                return
+                if self._current is not None:
+                    return
             else:
                 self._refuse(current, current.problem)
 
@@ -205,8 +218,7 @@ class ClientConnection(asyncio.Protocol):
         reader = self._reader
         while not reader.exchanges:
             if reader.error is not None:
-                nobody = Exchange(self, "GET", "", Headers([]), is_http10=False, keeps_alive=False)
-                self._refuse(nobody, reader.error)
+                self._refuse_all(reader.error)
                 return False
             if not self._ahead:
                 self._wait_for_head()
@@ -250,10 +262,11 @@ class ClientConnection(asyncio.Protocol):
     def _start(self, current: Exchange) -> None:
         self._head_until = self._deadline = _NEVER
         current.join_body()
-        self._task = self._loop.create_task(self._run(current))
+        self._is_handling = self._is_starting = True
+        self._task = start_now(self._run(current), self._loop)
+        self._is_starting = False
 
     async def _run(self, current: Exchange) -> None:
-        self._is_handling = True
         try:
             await self._application.handle(current)
         except asyncio.CancelledError:
@@ -264,7 +277,8 @@ class ClientConnection(asyncio.Protocol):
             logger.exception("a request failed here")
         self._task, self._is_handling = None, False
         self._end_turn(current)
-        self._advance()
+        if not self._is_starting:
+            self._advance()
 
     def _end_turn(self, current: Exchange) -> None:
         self._current = None
@@ -285,6 +299,11 @@ class ClientConnection(asyncio.Protocol):
         current.send(answer.head.status, answer.head.headers, answer.body)
         self._end_turn(current)
 
+    def _refuse_all(self, error: GatewayError) -> None:
+        """Whatever the client asks for: no request of its was understood, or is looked at."""
+        nobody = Exchange(self, "GET", "", Headers([]), is_http10=False, keeps_alive=False)
+        self._refuse(nobody, error)
+
     def _dismiss(self, current: Exchange) -> None:
         if current.is_admitted:
             current.is_admitted = False
@@ -294,16 +313,23 @@ class ClientConnection(asyncio.Protocol):
 
     def check(self, now: float) -> None:
         """Ends what takes too long."""
-        if self.is_writing_paused:
-            num_unread = self._transport.get_write_buffer_size() + self._num_in_kernel()
-            if num_unread < self._num_unread:
-                self._paused_at = now
-            self._num_unread = num_unread
-        if now - self._paused_at > WRITE_SECONDS:
+        if not self._reads_on(now):
             self.abort()
         elif now >= self._deadline:
             self._deadline = _NEVER
             self._on_late()
+
+    def _reads_on(self, now: float) -> bool:
+        """Whether the client reads its answer as fast as it must at least."""
+        if self._num_read == self._num_written:
+            self._read_at = now
+            return True
+        num_unread = self._transport.get_write_buffer_size() + self._num_in_kernel()
+        num_read = self._num_written - num_unread
+        if num_unread == 0 or num_read - self._num_read >= MIN_READ_BYTES:
+            self._read_at, self._num_read = now, num_read
+            return True
+        return now - self._read_at <= self._site.read_seconds
 
     def _on_late(self) -> None:
         if self._is_deaf:
@@ -354,6 +380,15 @@ class ClientConnection(asyncio.Protocol):
         if self._is_reading_paused:
             self._is_reading_paused = False
             self._transport.resume_reading()
+
+
+def _too_many(max_connections: int) -> GatewayError:
+    return GatewayError(
+        503,
+        "too_many_connections",
+        f"{max_connections} connections are open, the most there may be (--max-connections).",
+        retry_after_seconds=1,
+    )
 
 
 def _may_be_skipped(refused: Exchange) -> bool:

@@ -68,7 +68,16 @@ class ConnectionPool:
     async def connect(self, origin: Origin, seconds: float) -> UpstreamConnection:
         """A new connection. Raises `OSError`, of which `TimeoutError` is one, and `ssl.SSLError`
         likewise."""
+        # Whoever asks need not be a task, but a timeout is one's.
+        opening = self._loop.create_task(self._open(origin, seconds))
+        try:
+            return await opening
+        except asyncio.CancelledError:
+            if opening.done() and not opening.cancelled() and opening.exception() is None:
+                opening.result().close()
+            raise
 
+    async def _open(self, origin: Origin, seconds: float) -> UpstreamConnection:
         def give_back(connection: UpstreamConnection) -> None:
             self._give_back(origin, connection)
 

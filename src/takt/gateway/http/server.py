@@ -8,6 +8,7 @@ import socket
 import ssl
 
 from takt.gateway.http.connection import Application, ClientConnection
+from takt.gateway.http.limits import MAX_CONNECTIONS, READ_SECONDS
 
 KEEP_ALIVE_SECONDS = 75.0
 BACKLOG = 1024
@@ -22,10 +23,19 @@ _POLL_SECONDS = 0.02
 class HttpServer:
     """Owned by the event loop that starts it."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(
+        self,
+        application: Application,
+        *,
+        max_connections: int = MAX_CONNECTIONS,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
         self.application = application
         self.connections: set[ClientConnection] = set()
+        self.turned_away: set[ClientConnection] = set()
+        self.max_connections = max_connections
         self.keep_alive_seconds = KEEP_ALIVE_SECONDS
+        self.read_seconds = read_seconds
         self.date_line = _date_line()
         self._server: asyncio.Server | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -56,7 +66,7 @@ class HttpServer:
                 if connection.is_idle and not connection.is_closing:
                     connection.close()
             await asyncio.sleep(_POLL_SECONDS)
-        for connection in list(self.connections):
+        for connection in (*self.connections, *self.turned_away):
             connection.abort()
         # The transports tell their protocols a turn of the loop later.
         await asyncio.sleep(0)
@@ -66,7 +76,7 @@ class HttpServer:
     def _check(self) -> None:
         self.date_line = _date_line()
         now = self._loop.time()
-        for connection in list(self.connections):
+        for connection in (*self.connections, *self.turned_away):
             connection.check(now)
         self._timer = self._loop.call_later(CHECK_SECONDS, self._check)
 

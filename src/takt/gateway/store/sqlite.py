@@ -27,6 +27,7 @@ from takt.gateway.states import (
     Terms,
 )
 from takt.gateway.store import sqlite_scripts as scripts
+from takt.gateway.store import sqlite_statements as statements
 from takt.gateway.store.base import Held, Snapshot, StoreUnavailableError
 from takt.gateway.store.sqlite_inline import BUSY, MAX_INLINE_BYTES, InlineConnection
 from takt.gateway.store.sqlite_sync import MAX_INLINE_SECONDS, LogSync, Sync
@@ -87,7 +88,7 @@ class SqliteStore:
         )
 
     async def claim(self, identity: Identity, terms: Terms) -> Claim:
-        result: Claim = await self._write(
+        result: Claim = self._claim_new(identity, terms) or await self._write(
             lambda db: scripts.claim(db, self._now(), identity, terms)
         )
         if not isinstance(result, Claimed):
@@ -142,12 +143,12 @@ class SqliteStore:
     async def finish(self, held: Held, finish: Finish) -> bool:
         num_bytes = sum(map(len, finish.chunks)) + len(finish.request or b"")
         try:
-            return bool(
-                await self._write_synced(
-                    lambda db: scripts.finish(db, self._now(), held, finish),
-                    inline=num_bytes <= MAX_INLINE_BYTES,
-                )
+            is_held: bool = self._finish_short(held, finish) or await self._write(
+                lambda db: scripts.finish(db, self._now(), held, finish),
+                inline=num_bytes <= MAX_INLINE_BYTES,
             )
+            await self._wait_for_disk()
+            return is_held
         finally:
             self._held.discard(held)
 
@@ -207,6 +208,28 @@ class SqliteStore:
                 self._held.discard(held)
         return is_held
 
+    def _claim_new(self, identity: Identity, terms: Terms) -> Claimed | None:
+        """None if the key has a record, or if nothing may be written here now."""
+        result: Claimed | None = self._write_alone(
+            lambda db: statements.claim_new(db, self._now(), identity, terms)
+        )
+        return result
+
+    def _finish_short(self, held: Held, finish: Finish) -> bool:
+        """False if it is not as short as that, or if nothing may be written here now."""
+        return statements.is_short(finish) and bool(
+            self._write_alone(lambda db: statements.finish_short(db, self._now(), held, finish))
+        )
+
+    def _write_alone(self, statement: Script) -> Any:
+        """The statement's result, committed; None if nothing may be written here now."""
+        parts = self._parts
+        parts.sync.check()
+        if parts.sync.is_syncing:
+            return None
+        result = parts.inline.run_alone(statement)
+        return None if result is BUSY else result
+
     async def _write_synced(self, script: Script, *, inline: bool = True) -> Any:
         result = await self._write(script, inline=inline)
         await self._wait_for_disk()
@@ -233,6 +256,6 @@ class SqliteStore:
         """Behind what has queued up, in one transaction with it."""
         return await self._parts.thread.run(script, writes=writes)
 
-    def _now(self) -> scripts.Now:
+    def _now(self) -> statements.Now:
         """Read when the script runs: time that it waited in the queue is time that has passed."""
-        return scripts.Now(self._clock.now_ns(), self._boot_id, self._wall_clock.now_ms())
+        return statements.Now(self._clock.now_ns(), self._boot_id, self._wall_clock.now_ms())

@@ -6,12 +6,11 @@ A commit that does not wait for the disk takes about as long as handing it to a 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from takt.gateway.store.sqlite_schema import connect
-from takt.gateway.store.sqlite_thread import as_store_error, run_in_transaction
+from takt.gateway.store.sqlite_thread import Script, as_store_error, run_in_transaction
 
 MAX_INLINE_BYTES = 65_536
 """Larger answers are written by the thread: the loop has others to serve."""
@@ -32,10 +31,14 @@ class InlineConnection:
         self._connection.execute("PRAGMA busy_timeout=0")
         self._connection.execute("PRAGMA wal_autocheckpoint=0")
 
-    def run(self, script: Callable[[sqlite3.Connection], Any]) -> Any:
+    def run(self, script: Script) -> Any:
         """The script's result, committed; or `BUSY`. Raises `StoreUnavailableError`."""
+        return self.run_alone(lambda db: run_in_transaction(db, [script], writes=True)[0])
+
+    def run_alone(self, statement: Script) -> Any:
+        """As `run`, of a script that is a single statement, whose rows it takes all."""
         try:
-            return run_in_transaction(self._connection, [script], writes=True)[0]
+            return statement(self._connection)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
                 return BUSY

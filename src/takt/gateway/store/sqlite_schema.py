@@ -9,13 +9,14 @@ from pathlib import Path
 from takt.errors import ConfigError
 
 APPLICATION_ID = 0x54414B54
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 BUSY_TIMEOUT_SECONDS = 5.0
 
 # Records and chunks are in the order in which they were made: the pages that a request changes are
 # those that the one before it changed, but for one of the index of digests. Fencing tokens are
-# drawn from the sequence of the records' own numbers.
+# drawn from the sequence of the records' own numbers. An answer that is one short chunk is its
+# record's body: to end such a request is one statement, and changes one page less.
 _TABLES = """
 CREATE TABLE records (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -42,7 +43,8 @@ CREATE TABLE records (
     updated_ms INTEGER NOT NULL,
     expires_ms INTEGER NOT NULL,
     head BLOB NOT NULL,
-    history BLOB NOT NULL
+    history BLOB NOT NULL,
+    body BLOB
 );
 CREATE INDEX records_expiry ON records (expires_ms);
 CREATE INDEX records_dead ON records (updated_ms) WHERE state = 'dead';

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-import msgspec
-
 from takt.gateway.states import (
     OUTCOME_UNKNOWN,
     SETTLED,
@@ -26,25 +24,17 @@ from takt.gateway.states import (
 )
 from takt.gateway.store.base import Held, Snapshot
 from takt.gateway.store.history import decode_head, decode_history, encode_head, extend_history
-
-NS_PER_MS = 1_000_000
-
-
-class Now(msgspec.Struct, frozen=True):
-    """Monotonic time for leases, with the boot it belongs to; wall-clock time for the rest."""
-
-    lease_ns: int
-    boot_id: str
-    wall_ms: int
+from takt.gateway.store.sqlite_statements import NS_PER_MS, Now, claim_new, finish_short, is_short
 
 
 def claim(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) -> Claim:
-    row = _row(db, identity.digest)
-    if row is not None and row["expires_ms"] <= now.wall_ms:
+    claimed = claim_new(db, now, identity, terms)
+    if claimed is not None:
+        return claimed
+    row = _known(db, identity.digest)
+    if row["expires_ms"] <= now.wall_ms:
         _delete(db, identity.digest)
-        row = None
-    if row is None:
-        return _insert(db, now, identity, terms)
+        return claim(db, now, identity, terms)
     if row["fingerprint"] != identity.fingerprint:
         return Mismatch()
     state = State(row["state"])
@@ -121,6 +111,8 @@ def append(
 
 
 def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
+    if is_short(end) and finish_short(db, now, held, end):
+        return True
     found = _held(db, now, held)
     if found is None:
         row = _row(db, held.digest)
@@ -159,7 +151,9 @@ def read(db: sqlite3.Connection, now: Now, digest: str, first_chunk: int | None)
     if row is None or row["expires_ms"] <= now.wall_ms:
         return None
     chunks: tuple[bytes, ...] = ()
-    if first_chunk is not None:
+    if first_chunk is not None and row["body"] is not None:
+        chunks = (bytes(row["body"]),)[first_chunk:]
+    elif first_chunk is not None:
         chunks = tuple(
             bytes(data)
             for (data,) in db.execute(
@@ -232,6 +226,12 @@ def _row(db: sqlite3.Connection, digest: str) -> sqlite3.Row | None:
     return row
 
 
+def _known(db: sqlite3.Connection, digest: str) -> sqlite3.Row:
+    row = _row(db, digest)
+    assert row is not None, "it was there in this transaction"
+    return row
+
+
 def _holds(db: sqlite3.Connection, now: Now, held: Held) -> bool:
     return _held(db, now, held) is not None
 
@@ -259,36 +259,6 @@ def _next_token(db: sqlite3.Connection) -> int:
     return int(db.execute("UPDATE sqlite_sequence SET seq = seq + 1 RETURNING seq").fetchone()[0])
 
 
-def _insert(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) -> Claimed:
-    """A new record, whose token is its number."""
-    is_sent = terms.upstream != ""
-    (token,) = db.execute(
-        "INSERT INTO records SELECT "
-        "NULL,?,?,?,?,?,?,'processing',seq+1,?,?,?,?,?,?,?,?,0,0,'',?,?,?,x'',x'' "
-        "FROM sqlite_sequence WHERE name = 'records' RETURNING token",
-        (
-            identity.digest,
-            identity.fingerprint,
-            identity.key,
-            identity.tenant,
-            identity.service,
-            identity.operation,
-            terms.claim_id,
-            terms.owner,
-            now.lease_ns + terms.lease_ms * NS_PER_MS,
-            now.boot_id,
-            is_sent,
-            terms.upstream,
-            terms.deduplicates,
-            is_sent,
-            now.wall_ms,
-            now.wall_ms,
-            now.wall_ms + terms.ttl_ms,
-        ),
-    ).fetchone()
-    return Claimed(int(token), int(is_sent), False, False, "")
-
-
 def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> Claimed:
     """Whatever was there of an answer goes: a new one begins, under a new token."""
     token = _next_token(db)
@@ -299,7 +269,7 @@ def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> C
         "UPDATE records SET state = 'processing', token = ?, claim_id = ?, owner = ?, "
         "lease_until_ns = ?, boot_id = ?, num_unknown = num_unknown + in_flight, in_flight = ?, "
         "upstream = ?, deduplicates = ?, num_attempts = num_attempts + ?, num_chunks = 0, "
-        "cause = '', head = x'', updated_ms = ?, expires_ms = ? WHERE digest = ?",
+        "cause = '', head = x'', body = NULL, updated_ms = ?, expires_ms = ? WHERE digest = ?",
         (
             token,
             terms.claim_id,
@@ -328,8 +298,8 @@ def _settle_unknown(db: sqlite3.Connection, now: Now, digest: str, terms: Terms)
     _delete_answer(db, digest)
     db.execute(
         "UPDATE records SET state = 'failed_final', token = ?, claim_id = '', in_flight = 0, "
-        "num_unknown = num_unknown + 1, num_chunks = 0, head = x'', cause = ?, updated_ms = ?, "
-        "expires_ms = ? WHERE digest = ?",
+        "num_unknown = num_unknown + 1, num_chunks = 0, head = x'', body = NULL, cause = ?, "
+        "updated_ms = ?, expires_ms = ? WHERE digest = ?",
         (
             _next_token(db),
             OUTCOME_UNKNOWN,

@@ -51,6 +51,9 @@ class LogSync:
         self._max_inline_seconds = max_inline_seconds
         self._last_seconds = float("inf")
         self._due: asyncio.TimerHandle | None = None
+        """Runs on when a sync comes before it: a timer of each commit costs more than a look."""
+        self._wanted_since: float | None = None
+        """When something was committed that nobody waits for; None if a sync has begun since."""
         self.is_syncing = self._is_overdue = False
         try:
             self._descriptor = os.open(path.with_name(f"{path.name}-wal"), os.O_RDONLY)
@@ -86,39 +89,42 @@ class LogSync:
         self.check()
         if self.is_syncing or self._last_seconds > self._max_inline_seconds:
             return False
-        self._not_due()
+        self._wanted_since, self._is_overdue = None, False
         self._end([], self._timed_sync())
         self.check()
         return True
 
     def soon(self) -> None:
         """What was committed before will be on the disk within about `SOON_SECONDS`."""
+        if self._wanted_since is None:
+            self._wanted_since = self._loop.time()
         if self._due is None:
             self._due = self._loop.call_later(SOON_SECONDS, self._on_due)
 
     def close(self) -> None:
-        self._not_due()
+        if self._due is not None:
+            self._due.cancel()
         self._batches.put(None)
         self._thread.join()
         os.close(self._descriptor)
 
     def _on_due(self) -> None:
         self._due = None
-        self._is_overdue = True
-        self._begin()
-
-    def _not_due(self) -> None:
-        self._is_overdue = False
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+        if self._wanted_since is None:
+            return
+        left = self._wanted_since + SOON_SECONDS - self._loop.time()
+        if left > 0:
+            self._due = self._loop.call_later(left, self._on_due)
+        else:
+            self._is_overdue = True
+            self._begin()
 
     def _begin(self) -> None:
         """Begins a call unless one runs: that may have begun too early, so another follows it."""
         if self.is_syncing:
             return
         self.is_syncing = True
-        self._not_due()
+        self._wanted_since, self._is_overdue = None, False
         batch, self._waiting = self._waiting, []
         self._batches.put(batch)
 

@@ -7,10 +7,9 @@ local upstream, deduplicates = ARGV[8], ARGV[9]
 
 if is_absent() then
     redis.call('DEL', record, chunks, request, history)
-    redis.call('HSET', record, 'digest', digest, 'fingerprint', ARGV[12], 'key', ARGV[13],
-        'tenant', ARGV[14], 'service', ARGV[15], 'operation', ARGV[16], 'num_attempts', 0,
-        'num_unknown', 0, 'created_ms', now)
-    local token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
+    local token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates,
+        'digest', digest, 'fingerprint', ARGV[12], 'key', ARGV[13], 'tenant', ARGV[14],
+        'service', ARGV[15], 'operation', ARGV[16], 'num_unknown', 0, 'created_ms', now)
     return {'claimed', token, num_attempts, 0, 0, ''}
 end
 
@@ -29,11 +28,10 @@ if holder == claim_id then return {'claimed', tonumber(token), tonumber(number),
 if tonumber(lease_until) > now or ARGV[11] == '0' then return {'running', tonumber(token)} end
 if is_in_flight == '1' and sent_safely == '0' and ARGV[10] == 'fail' then
     redis.call('DEL', chunks, request)
-    redis.call('HSET', record, 'state', 'failed_final', 'token', redis.call('INCR', fence),
+    keep_for(failed_ttl_ms, 'state', 'failed_final', 'token', redis.call('INCR', fence),
         'claim_id', '', 'in_flight', 0, 'num_chunks', 0, 'head', '', 'cause', 'outcome_unknown',
         'updated_ms', now)
     redis.call('HINCRBY', record, 'num_unknown', 1)
-    keep_for(failed_ttl_ms)
     return {'settled', 'failed_final', 1}
 end
 redis.call('HINCRBY', record, 'num_unknown', tonumber(is_in_flight))

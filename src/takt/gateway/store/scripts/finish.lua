@@ -9,8 +9,7 @@ if ARGV[11] == '0' then redis.call('DEL', chunks) end
 add_chunks(tonumber(ARGV[11]), 12)
 if ARGV[8] == '1' then redis.call('SET', request, ARGV[9]) end
 if ARGV[7] ~= '' then add_attempt(ARGV[7]) end
-redis.call('HSET', record, 'state', state, 'in_flight', 0, 'head', ARGV[5],
+keep_for(tonumber(ARGV[4]), 'state', state, 'in_flight', 0, 'head', ARGV[5],
     'num_chunks', redis.call('LLEN', chunks), 'cause', ARGV[6], 'updated_ms', now)
-keep_for(tonumber(ARGV[4]))
 if state == 'dead' then redis.call('ZADD', dead, now, ARGV[10]) end
 return 1

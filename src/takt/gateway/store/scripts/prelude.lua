@@ -11,18 +11,22 @@ local function get(...)
     return unpack(redis.call('HMGET', record, ...))
 end
 
-local function is_absent()
-    local expires = redis.call('HGET', record, 'expires_ms')
+local function is_over(expires)
     return not expires or tonumber(expires) <= now
 end
 
-local function holds(token)
-    local state, current = get('state', 'token')
-    return state == 'processing' and current == token and not is_absent()
+local function is_absent()
+    return is_over(redis.call('HGET', record, 'expires_ms'))
 end
 
-local function keep_for(ttl_ms)
-    redis.call('HSET', record, 'expires_ms', now + ttl_ms)
+local function holds(token)
+    local state, current, expires = get('state', 'token', 'expires_ms')
+    return state == 'processing' and current == token and not is_over(expires)
+end
+
+-- Sets fields of the record too: names and values in turn.
+local function keep_for(ttl_ms, ...)
+    redis.call('HSET', record, 'expires_ms', now + ttl_ms, ...)
     for i = 1, 4 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
 end
 
@@ -41,16 +45,14 @@ local function add_attempt(attempt)
     redis.call('PEXPIRE', history, math.max(redis.call('PTTL', record), 1))
 end
 
-local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
+local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates, ...)
     local token = redis.call('INCR', fence)
     local is_sent = upstream == '' and 0 or 1
     redis.call('DEL', chunks, request)
     redis.call('ZREM', dead, digest)
-    redis.call('HSET', record, 'state', 'processing', 'token', token, 'claim_id', claim_id,
+    keep_for(ttl_ms, 'state', 'processing', 'token', token, 'claim_id', claim_id,
         'owner', owner, 'lease_until_ms', now + lease_ms, 'in_flight', is_sent, 'upstream', upstream,
         'deduplicates', deduplicates, 'num_chunks', 0, 'cause', '', 'head', '',
-        'updated_ms', now)
-    local num_attempts = redis.call('HINCRBY', record, 'num_attempts', is_sent)
-    keep_for(ttl_ms)
-    return token, num_attempts
+        'updated_ms', now, ...)
+    return token, redis.call('HINCRBY', record, 'num_attempts', is_sent)
 end

@@ -1,0 +1,51 @@
+"""What the machine under a benchmark does and costs by itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+NUM_SYNCS = 200
+
+
+class BusyShare:
+    """How busy all CPUs have been since this was made."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._idle, self._total = _cpu_ticks()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    @property
+    def share(self) -> float:
+        idle, total = _cpu_ticks()
+        return 1 - (idle - self._idle) / max(1, total - self._total)
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Idle ticks and all ticks since boot, of all CPUs."""
+    ticks = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def sync_ms(directory: Path, gap_ms: float = 0.0) -> list[float]:
+    """What a promise of durability costs here at least: a write of 4 KiB and its sync, `gap_ms`
+    behind the one before."""
+    times = []
+    with (directory / "sync").open("wb", buffering=0) as file:
+        for _ in range(NUM_SYNCS):
+            time.sleep(gap_ms / 1000)
+            begin = time.perf_counter_ns()
+            file.write(bytes(4096))
+            os.fdatasync(file.fileno())
+            times.append((time.perf_counter_ns() - begin) / 1e6)
+    return times
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
