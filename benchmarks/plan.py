@@ -165,7 +165,8 @@ def cases(setting: Setting) -> list[Row]:
 
 
 def measured(setting: Setting) -> list[Row]:
-    """A server of this machine at 85 % of its capacity, its own arrivals replayed."""
+    """A server of this machine at 85 % of its capacity, its own arrivals replayed (minutes, which
+    it tells)."""
     found = verify_here(setting.model, is_quick=setting.is_quick)
     rows = []
     for row in found.rows:
@@ -177,15 +178,14 @@ def measured(setting: Setting) -> list[Row]:
         is_bar = row.name in ("itl", "ttft")
         bar = f"within {MEASURED_BAR:.0%}" if is_bar else "-"
         rows.append(Row(what, figure, bar, not is_bar or abs(row.difference) <= MEASURED_BAR))
-        if found.replay is not None and row.name in found.replay.bands:
-            again_ms = found.replay.bands[row.name].value
-            figure = f"{again_ms:.1f} ms, {row.measured.value / again_ms - 1:+.1%}"
-            rows.append(
-                Row(f"P99 {row.name}, simulated with the load's own steps", figure, "-", True)
-            )
-    if found.replay is not None:
-        slowdown = f"{found.replay.slowdown:.2f} x"
-        rows.append(Row("the load's steps against those predicted from", slowdown, "-", True))
+        for other in found.beside:
+            beside_ms = other.bands[row.name].value
+            figure = f"{beside_ms:.1f} ms, {row.measured.value / beside_ms - 1:+.1%}"
+            rows.append(Row(f"P99 {row.name} by {other.source}", figure, "-", True))
+    rows.append(Row("predicted from", found.source, "-", True))
+    if found.left_out is not None:
+        slowdown = f"{found.left_out.slowdown:.2f} x"
+        rows.append(Row("steps under load against those before", slowdown, "-", True))
     rows.append(Row("requests that failed", str(found.num_failed), "0", found.num_failed == 0))
     return rows
 

@@ -1,4 +1,8 @@
-"""A server of this machine against the simulation of its own arrivals with its own step times."""
+"""A server of this machine against the simulation of its own arrivals with its own step times.
+
+Judged is the simulation whose model and residuals come from alternate stretches of the load, with
+the machine's speed as it was: what calibrations before and after it predict is printed beside.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ LOAD = 0.85
 NUM_REQUESTS = 1200
 """A tenth of them warms up: more than 1,000 are judged."""
 
-QUICK_REQUESTS = 30
+QUICK_REQUESTS = 60
 LIMITS = StepLimits(max_num_batched_tokens=256, max_num_seqs=32)
 WORKLOAD = Workload(200, 50, 1.0, prompt_variation=0.5, output_variation=0.5)
 QUICK_WORKLOAD = Workload(40, 8, 1.0, prompt_variation=0.5, output_variation=0.5)
@@ -32,6 +36,8 @@ def verify_here(model: str, *, is_quick: bool) -> Comparison:
             *(model, "--max-num-seqs", str(LIMITS.max_num_seqs)),
             *("--max-num-batched-tokens", str(LIMITS.max_num_batched_tokens)),
         ),
+        by_load=True,
+        calibrates_again=True,
         load=LOAD,
         num_requests=QUICK_REQUESTS if is_quick else NUM_REQUESTS,
         calibration_rounds=0.3 if is_quick else 2.0,
@@ -43,4 +49,4 @@ def verify_here(model: str, *, is_quick: bool) -> Comparison:
 
 def _show(stage: str, done: int, total: int) -> None:
     if done % max(1, total // _STAGES) == 0:
-        print(f"{stage}: {done} of {total}", file=sys.stderr)
+        print(f"{stage}: {done} of {total}", file=sys.stderr, flush=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from takt.bench.endpoint import Endpoint
@@ -36,23 +37,36 @@ class Mix:
     long_ttft_ms: float | None = None
     """Target of the long ones, which have the server's of ITL."""
     share: float = 1.0
+    scale: int = 1
+    """Lengths are divided by it, and requests come as many times as often."""
 
     def arrivals(self) -> list[Arrival]:
         rng = random.Random(f"mix-{self.seed}")
         arrivals, clock_s = [], 0.0
-        while (clock_s := clock_s + rng.expovariate(self.share * self.rate_per_s)) < self.seconds:
-            arrivals.append(Arrival(round(clock_s * 1e9), *SHORT))
+        often = self.share * self.scale
+        short, long = ([length // self.scale for length in kind] for kind in (SHORT, LONG))
+        while (clock_s := clock_s + rng.expovariate(often * self.rate_per_s)) < self.seconds:
+            arrivals.append(Arrival(round(clock_s * 1e9), *short))
         slo = SLO.from_ms(None, self.long_ttft_ms)
-        long_every_s = LONG_EVERY_S / self.share
-        clock_s = long_every_s / 2
+        clock_s = LONG_EVERY_S / often / 2
         while clock_s < self.seconds:
-            arrivals.append(Arrival(round(clock_s * 1e9), *LONG, slo))
-            clock_s += long_every_s
+            arrivals.append(Arrival(round(clock_s * 1e9), *long, slo))
+            clock_s += LONG_EVERY_S / often
         return sorted(arrivals, key=lambda arrival: arrival.time_ns)
 
 
-def send(url: str, arrivals: Sequence[Arrival], *, keeps_targets: bool = True) -> LoadRun:
-    """Sends each request at its time and waits for all of them.
+GivesUp = Callable[[Sequence[RequestRecord], float], bool]
+"""Whether, with these records and so many seconds after the start, enough is known."""
+
+
+def send(
+    url: str,
+    arrivals: Sequence[Arrival],
+    *,
+    keeps_targets: bool = True,
+    gives_up: GivesUp | None = None,
+) -> LoadRun:
+    """Sends each request at its time and waits for all of them, or until it gives up.
 
     The client shares the CPUs with the server: as one elsewhere has its own, it does not wait for
     the end of an engine's time slice.
@@ -66,8 +80,16 @@ def send(url: str, arrivals: Sequence[Arrival], *, keeps_targets: bool = True) -
 
     async def run() -> LoadRun:
         set_time_slice(SHORT_SLICE_NS)
+        load = asyncio.ensure_future(
+            Load(client, TIMEOUT_S, lambda record: None).open_loop(prepared)
+        )
         try:
-            return await Load(client, TIMEOUT_S, lambda record: None).open_loop(prepared)
+            begin_s = time.monotonic()
+            while gives_up is not None and not (await asyncio.wait([load], timeout=1.0))[0]:
+                if gives_up([one.record for one in prepared], time.monotonic() - begin_s):
+                    load.cancel()  # it returns what it has
+                    break
+            return await load
         finally:
             set_time_slice(DEFAULT_SLICE)
             client.close()
@@ -89,6 +111,6 @@ def _prepare(
     }
     if arrival.slo.ttft_ns is not None and keeps_targets:
         body["slo"] = {"ttft_ms": arrival.slo.ttft_ns / 1e6}
-    record = RequestRecord(index, num_prompt, num_output, is_long=num_prompt == LONG[0])
+    record = RequestRecord(index, num_prompt, num_output, is_long=num_prompt > SHORT[0])
     payload = client.encode("POST", "/v1/completions", body)
     return PreparedRequest(payload, record, arrival.time_ns / 1e9)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from html import escape
 
 import numpy as np
@@ -48,21 +47,6 @@ def page(
         f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
         f"<h1>{escape(title)}</h1><table>{rows}</table>{notes}{_plots(session)}"
     )
-
-
-def document(results: dict[str, BarResult], titles: dict[str, str]) -> dict[str, object]:
-    return {
-        key: {
-            "title": titles[key],
-            "figures": [
-                {**dataclasses.asdict(f), "verdict": f.verdict.value} for f in result.figures
-            ],
-            "details": result.details,
-            "notes": result.notes,
-            "missing": result.missing.value if result.missing else None,
-        }
-        for key, result in results.items()
-    }
 
 
 def _rows(titles: dict[str, str], results: dict[str, BarResult]) -> list[tuple[str, ...]]:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from benchmarks.contract.capacity import (
+    CAPACITY_S,
+    RisingQueue,
+    by_simulation,
+    rises,
+    search,
+)
 from benchmarks.contract.mix import LONG, Mix, send
 from benchmarks.contract.outcome import Outcome, Targets
-from benchmarks.contract.steps import fitted
+from benchmarks.contract.steps import fitted, slowdown
 from benchmarks.cpu.takt_server import Columns, takt_server
 from benchmarks.percentile import percentile
 
 from takt.bench.load import LoadRun
 from takt.plan.simulate.arrivals import Arrival
-from takt.plan.simulate.durations import ResampledDuration
+from takt.plan.simulate.measured_steps import MeasuredSteps
 from takt.plan.simulate.result import SimulationResult
 from takt.plan.simulate.simulator import SimulatedServer, simulate
+from takt.plan.simulate.speed_trace import SpeedTrace
 from takt.scheduler.slo import NO_SLO, SLO
-from takt.scheduler.step_time import StepTimeModel
 
 TTFT_MS = 3000.0
 LONG_FACTOR = 5.0
@@ -29,7 +37,8 @@ FIXED_BUDGET = 512
 MAX_NUM_SEQS = 256
 NUM_KV_TOKENS = 200_000
 """Of the simulated servers: like the real one's, more than these loads ever use."""
-_RISE = 1.25
+FIRST_S = 40.0
+MIXED_S = 640.0
 
 
 @dataclass(slots=True)
@@ -84,72 +93,70 @@ class Session:
         return Targets(itl_ms, TTFT_MS, LONG_FACTOR * long_ms)
 
     @cached_property
+    def first(self) -> Served:
+        """A run of the mix whose steps say where to look for the capacity."""
+        arrivals = Mix(1.0, self.seconds(FIRST_S, 15.0)).arrivals()
+        return serve(self.model, ["--scheduling-policy", "fcfs", "--calibrate"], arrivals)
+
+    @cached_property
+    def first_steps(self) -> MeasuredSteps:
+        return fitted(self.first.steps)
+
+    @cached_property
     def capacity(self) -> float:
         """Short requests per second: the highest rate, beside a long prompt every 5 s, at which a
-        fixed budget's queue does not rise.
-
-        The simulator, with a model of steps at a rate that is surely sustained, says where to look;
-        the real server decides, in steps of 7 %.
-        """
+        fixed budget's queue does not rise."""
         if self.given_capacity is not None:
             return self.given_capacity
-        seconds = self.seconds(120.0, 15.0)
-        arguments = ["--scheduling-policy", "fcfs", "--calibrate"]
-        first = serve(self.model, arguments, Mix(1.0, self.seconds(40.0, 15.0)).arrivals())
-        rate = _simulated_capacity(fitted(first.steps))
-        if self.is_quick:
-            return rate
-        holds = self._holds(rate, seconds)
-        factor = 1.07 if holds else 1 / 1.07
-        for _ in range(6):
-            if self._holds(rate * factor, seconds) is not holds:
-                return rate if holds else rate * factor
-            rate *= factor
-        return rate
+        guess = self.simulated_capacity(self.first_steps)
+        return guess if self.is_quick else search(self._holds, guess)
 
-    def _holds(self, rate: float, seconds: float) -> bool:
+    def _holds(self, rate: float) -> bool:
+        """On a server that is not waited for once its queue has risen."""
         arguments = ["--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(FIXED_BUDGET)]
-        served = serve(self.model, arguments, Mix(rate, seconds).arrivals())
-        outcome = served.outcome
-        arrived = np.array([(t.record.planned_ns - outcome.start_ns) / 1e9 for t in outcome.times])
-        waits = np.array([t.ttft_ms for t in outcome.times])
-        return not rises(arrived, waits, seconds)
+        arrivals = Mix(rate, CAPACITY_S).arrivals()
+        judge = RisingQueue(CAPACITY_S)
+        with takt_server(self.model, ["--max-num-seqs", str(MAX_NUM_SEQS), *arguments]) as server:
+            run = send(server.url, arrivals, gives_up=judge)
+        does_hold = not run.was_interrupted
+        if does_hold:
+            outcome = Outcome(run)
+            planned_ns = np.array([t.record.planned_ns for t in outcome.times])
+            waits = np.array([t.ttft_ms for t in outcome.times])
+            does_hold = not rises((planned_ns - outcome.start_ns) / 1e9, waits, CAPACITY_S)
+        verdict = "holds" if does_hold else "the queue rises"
+        print(f"  {rate:.4g} short requests per s: {verdict}", file=sys.stderr, flush=True)
+        return does_hold
+
+    def simulated_capacity(self, measured: MeasuredSteps, scale: int = 1) -> float:
+        """Of the mix at a scale, by simulation with these steps."""
+
+        def rises_at(mix: Mix) -> bool:
+            arrivals = mix.arrivals()
+            result = simulated(measured, arrivals, warm_up_share=0.0)
+            arrived = np.array([arrivals[i].time_ns / 1e9 for i in result.served])
+            return rises(arrived, result.ttft_s * 1e3, mix.seconds)
+
+        return by_simulation(rises_at, scale)
 
     @cached_property
     def mixed(self) -> Served:
         """Pace at 70 % of the capacity: the run that several bars look at."""
-        return serve(self.model, self.pace_arguments, self.mix(0.7, self.mixed_seconds).arrivals())
-
-    @property
-    def mixed_seconds(self) -> float:
-        return self.seconds(640.0, 20.0)
+        arrivals = self.mix(0.7, self.seconds(MIXED_S, 20.0)).arrivals()
+        return serve(self.model, self.pace_arguments, arrivals)
 
     def mix(self, share: float, seconds: float, seed: int = 1) -> Mix:
         return Mix(self.capacity, seconds, seed, self.targets.long_ttft_ms, share)
 
-
-def rises(arrived_s: np.ndarray, waits_ms: np.ndarray, seconds: float) -> bool:
-    """Whether requests of the last third wait longer than those of the middle one."""
-    middle = waits_ms[(arrived_s >= seconds / 3) & (arrived_s < 2 * seconds / 3)]
-    last = waits_ms[arrived_s >= 2 * seconds / 3]
-    if not len(middle) or not len(last):
-        return True
-    return bool(last.mean() > _RISE * middle.mean() + 100.0)
-
-
-def _simulated_capacity(model: StepTimeModel) -> float:
-    low, high = 0.05, 20.0
-    for _ in range(8):
-        rate = (low * high) ** 0.5
-        arrivals = Mix(rate, 120.0).arrivals()
-        result = simulated(model, arrivals, budget=FIXED_BUDGET, warm_up_share=0.0)
-        arrived = np.array([arrivals[i].time_ns / 1e9 for i in result.served])
-        low, high = (low, rate) if rises(arrived, result.ttft_s * 1e3, 120.0) else (rate, high)
-    return low
+    def speed(self, served: Served) -> dict[str, float]:
+        """How many times as long steps took as those from which the capacity was searched."""
+        if "first" not in self.__dict__:
+            return {}
+        return {"steps against those of the capacity, x": slowdown(served.steps, self.first_steps)}
 
 
 def simulated(
-    model: StepTimeModel,
+    measured: MeasuredSteps,
     arrivals: Sequence[Arrival],
     *,
     policy: str = "fcfs",
@@ -158,15 +165,17 @@ def simulated(
     max_num_seqs: int = MAX_NUM_SEQS,
     warm_up_share: float = 0.1,
     seed: int = 1,
+    speed: SpeedTrace | None = None,
 ) -> SimulationResult:
-    """These arrivals on a virtual clock, with steps as long as the model's own residuals say."""
+    """These arrivals on a virtual clock, with residuals drawn from those that were measured."""
     server = SimulatedServer(
-        ResampledDuration(model, seed=seed),
+        measured.drawn(seed),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         num_kv_tokens=NUM_KV_TOKENS,
         scheduling_policy=policy,
         slo=slo,
-        step_time=model,
+        step_time=measured.known(),
+        speed=speed,
     )
     return simulate(server, arrivals, warm_up_share=warm_up_share)

@@ -14,6 +14,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.contract.capacity import CAPACITY_S, rises
 from benchmarks.contract.mix import LONG, Mix
 from benchmarks.contract.session import (
     FIXED_BUDGET,
@@ -23,7 +24,6 @@ from benchmarks.contract.session import (
     NUM_KV_TOKENS,
     SOLO_FACTOR,
     TTFT_MS,
-    rises,
 )
 from benchmarks.percentile import percentile
 from rich.console import Console
@@ -38,7 +38,6 @@ from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeMod
 
 WINDOW_S = 30.0
 WARM_UP_S = 20.0
-CAPACITY_S = 120.0
 BUDGETS = (512, 2048)
 
 FAST = StepTimeModel(

@@ -1,4 +1,4 @@
-"""A server's recorded steps: what was predicted of them, and a model of their length."""
+"""A server's recorded steps: how long they took, and models of that."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import numpy as np
 import numpy.typing as npt
 from benchmarks.cpu.takt_server import Columns
 
-from takt.scheduler.step_time import StepFeatures, StepTimeModel
+from takt.plan.simulate.measured_steps import MeasuredSteps
+from takt.plan.simulate.recorded_load import RecordedLoad, RecordedStep, fit_thinned, learn
+from takt.scheduler.step_time import StepFeatures
 
-_FIT_SAMPLES = 3000
 _PAUSE_NS = 2_000_000
 """A longer pause between two steps was idleness."""
 
@@ -34,8 +35,23 @@ def samples(steps: Columns, times_ns: npt.NDArray[np.int64]) -> list[tuple[StepF
     ]
 
 
-def fitted(steps: Columns) -> StepTimeModel:
+def fitted(steps: Columns) -> MeasuredSteps:
     """A model of the periods of these steps, with all their residuals."""
     timed = samples(steps, periods_ns(steps))
-    thin = max(1, len(timed) // _FIT_SAMPLES)
-    return StepTimeModel.fit(timed[::thin]).with_residuals(timed)
+    return MeasuredSteps.of(fit_thinned(timed), timed)
+
+
+def learned(steps: Columns, start_ns: int) -> RecordedLoad:
+    """From the periods of a load that began at `start_ns`, every other stretch of time judged by
+    those between; with the machine's speed as it was."""
+    ends_ns = (steps["update_end_ns"] - start_ns).tolist()
+    timed = zip(ends_ns, samples(steps, periods_ns(steps)), strict=True)
+    return learn([RecordedStep(end_ns, *sample) for end_ns, sample in timed if end_ns > 0])
+
+
+def slowdown(steps: Columns, earlier: MeasuredSteps) -> float:
+    """How many times as long these steps took as earlier ones would have."""
+    expected_ns = sum(
+        earlier.predict_ns(features) for features, _ in samples(steps, periods_ns(steps))
+    )
+    return float(periods_ns(steps).sum() / expected_ns)

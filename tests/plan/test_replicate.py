@@ -6,6 +6,7 @@ import pytest
 from takt.observe.step_record import StepRecord
 from takt.plan.errors import PlanInputError
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution
+from takt.plan.simulate.measured_steps import MeasuredSteps
 from takt.plan.simulate.replicate import (
     Experiment,
     Interval,
@@ -71,15 +72,18 @@ def test_what_a_process_refuses_is_told_as_it_stands() -> None:
         run_replications(small, 2, num_processes=2)
 
 
-def test_residuals_of_a_fitted_model_are_drawn_anew_in_each_replication() -> None:
-    late = StepTimeModel((PIECE, PIECE), residual_ratios=(1.0,) * 97 + (3.0,) * 3)
+def test_residuals_of_measured_steps_are_drawn_anew_in_each_replication() -> None:
+    model = StepTimeModel((PIECE, PIECE))
+    step = StepFeatures(4, 20, 400, 400)
+    ratios = (1.0,) * 97 + (3.0,) * 3
+    late = MeasuredSteps.of(model, [(step, model.predict_ns(step) * ratio) for ratio in ratios])
     experiment = Experiment(replace(SERVER, duration=late), LOAD, noise=None, seed=2)
     first, second = (run_replication(experiment, i) for i in (0, 1))
     exact = run_replication(Experiment(SERVER, LOAD, seed=2), 0)
     assert first != second
     assert first["itl_p99_ms"] > 1.5 * exact["itl_p99_ms"]
     assert first["itl_p50_ms"] < 1.2 * exact["itl_p50_ms"]
-    with pytest.raises(PlanInputError, match="no residuals"):
+    with pytest.raises(PlanInputError, match="only measured steps"):
         run_replication(Experiment(SERVER, LOAD, noise=None), 0)
 
 

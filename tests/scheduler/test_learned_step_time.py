@@ -8,6 +8,7 @@ from takt.scheduler.calibration_steps import calibration_steps
 from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.limits import SchedulerLimits
 from takt.scheduler.residuals import ResidualQuantile
+from takt.scheduler.step_kind import kind_of
 from takt.scheduler.step_time import StepFeatures, StepTimeModel
 
 Truth = Callable[[StepFeatures], float]
@@ -103,12 +104,41 @@ def test_more_work_is_never_predicted_to_be_faster() -> None:
         assert min(piece) >= 0.0
 
 
-def test_pieces_are_those_that_predict() -> None:
+def test_what_a_snapshot_carries_predicts_nearly_as_the_model_does() -> None:
+    """Pieces and a factor by kind, also for large prompts that calibration got wrong by far."""
+    large = StepFeatures(0, 500, 500, 125_000)
+
+    def truth(f: StepFeatures) -> float:
+        return machine(f) * (3.0 if f.num_prefill_tokens > 400 else 1.0)
+
     run = Run(LearnedStepTime(calibrated(machine)))
-    run.steps(500, machine)
-    features = StepFeatures(3, 40, 2000, 9000)
-    expected = max(piece.predict_ns(features) for piece in run.model.pieces)
-    assert run.model.predict_ns(features) == pytest.approx(expected)
+    for _ in range(40):
+        run.steps(50, truth)
+        run.model.observe(large, truth(large))
+    told, factors = run.model.pieces, run.model.factors
+    steps = [mixed_step(random.Random(i)) for i in range(300)]
+
+    def off(f: StepFeatures) -> float:
+        longer = max(piece.predict_ns(f) for piece in told)
+        return abs(longer * factors[kind_of(f)] / run.model.predict_ns(f) - 1)
+
+    assert sum(off(f) for f in steps) / 300 <= 0.04
+    assert off(large) <= 0.1
+    assert run.model.predict_ns(large) == pytest.approx(truth(large), rel=0.1)
+
+
+def test_a_staircase_in_the_rows_is_learned() -> None:
+    """Few rows have a kernel of their own, and many come in sixteens: whatever the heights are."""
+
+    def stairs(f: StepFeatures) -> float:
+        rows = f.num_decode_seqs + f.num_prefill_tokens
+        products = 4e5 * rows if rows <= 12 else 4.5e6 * -(-rows // 16)
+        return 4e6 + products + 600.0 * f.num_kv_tokens_read + 200.0 * f.num_qk_pairs
+
+    run = Run(LearnedStepTime(calibrated(stairs)))
+    run.steps(4_000, stairs)
+    assert run.mean_error(2_000) <= 0.03
+    assert 0.98 <= run.coverage(2_000) <= 0.997
 
 
 def test_the_reported_error_is_that_of_the_last_steps() -> None:

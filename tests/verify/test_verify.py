@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +25,19 @@ from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.workload import Targets
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 from takt.verify import verify as verifying
-from takt.verify.calibration import Calibration, Limits, fit, fit_again, step_periods
+from takt.verify.calibration import (
+    Calibration,
+    Limits,
+    LoadCalibration,
+    fit,
+    fit_load,
+    step_periods,
+)
 from takt.verify.comparison import Outcome, compare
 from takt.verify.flags import VerifyFlags
 from takt.verify.measurement import LoadError, Measurement, measure
 from takt.verify.options import VerifyOptions
+from takt.verify.outside import left_out
 from takt.verify.planned import read_plan
 from takt.verify.prediction import Band, Prediction, from_steps
 from takt.verify.service import Service, ServiceError, started
@@ -36,6 +45,7 @@ from takt.verify.service import Service, ServiceError, started
 MS = 1_000_000
 PIECE = StepCoefficients(5.0 * MS, 0.2 * MS, 0.03 * MS, 100.0, 0.0)
 TRUTH = StepTimeModel((PIECE, PIECE))
+SERVER = SimulatedServer(TRUTH, 32, 256, 16_000)
 
 
 def quantile_of(value: float) -> Quantile:
@@ -74,7 +84,8 @@ class TestCalibration:
             step(40, 46, num_waiting=1),
             step(45, 50),
         ]
-        assert [period / MS for _, period in step_periods(steps)] == [5, 6, 6, 4]
+        assert [period / MS for _, _, period in step_periods(steps)] == [5, 6, 6, 4]
+        assert [end / MS for end, _, _ in step_periods(steps)] == [5, 11, 46, 50]
 
     def test_the_double_predicts_what_the_service_did(self) -> None:
         """A simulated service logs its steps; the calibration knows nothing else of it."""
@@ -88,7 +99,7 @@ class TestCalibration:
         calibration = fit(logged, Limits(32, 256), seen)
         assert calibration.server.num_kv_tokens == 16_000
         assert calibration.outside_s == pytest.approx(0.003, abs=2e-4)
-        found = from_steps(calibration, arrivals, seed=1)
+        found = from_steps(calibration, arrivals, source="of a test", seed=1)
         truth = simulate(server, arrivals)
         assert found.bands["itl"].value == pytest.approx(truth.itl_quantile_s(0.99) * 1e3, rel=0.02)
         assert found.bands["ttft"].value == pytest.approx(
@@ -115,15 +126,30 @@ class TestCalibration:
         piece = StepCoefficients(*(1.4 * value for value in PIECE))
         slower = SimulatedServer(StepTimeModel((piece, piece)), 32, 256, 16_000)
         calibration = Calibration(SimulatedServer(TRUTH, 32, 256, 16_000), 0.002, 1)
-        found = fit_again(calibration, _log_of(slower))
+        found = fit_load(calibration, _log_of(slower), -1)
         assert found is not None
-        again, slowdown = found
-        assert slowdown == pytest.approx(1.4, rel=0.02)
+        assert found.slowdown == pytest.approx(1.4, rel=0.02)
+        low, high = found.slowdown_range
+        assert low == pytest.approx(high, rel=0.02)
         arrivals = [Arrival(i * 10**9, 60, 20) for i in range(20)]
-        replayed = from_steps(again, arrivals, seed=1).bands["itl"].value
+        again = from_steps(found.calibration, arrivals, source="of a test", seed=1)
         truth = simulate(slower, arrivals).itl_quantile_s(0.99) * 1e3
-        assert replayed == pytest.approx(truth, rel=0.02)
-        assert fit_again(calibration, []) is None
+        assert again.bands["itl"].value == pytest.approx(truth, rel=0.02)
+        assert fit_load(calibration, [], 0) is None
+
+    def test_what_is_left_out_is_measured(self) -> None:
+        """Steps of 5, 5 and 50 ms; the first tokens are under way for 1 ms."""
+        steps, now = [], 0.0
+        for length in (5.0, 5.0, 50.0) * 30:
+            steps.append(step(now, now + length, num_decode_seqs=2, num_running=1))
+            now += length
+        firsts = tuple(s.update_end_ns + MS for s in steps[::9])
+        seen = _replaced(measurement(), first_stamps_ns=firsts, cached_share=0.25)
+        load = LoadCalibration(Calibration(SERVER, 0.0, 1), 1.1, (0.9, 1.3), 0.5)
+        found = left_out(steps, seen, load)
+        assert found.itl_of_steps == pytest.approx(50.0)
+        assert (found.way_p50, found.way_p99) == pytest.approx((1.0, 1.0))
+        assert (found.slowdown, found.cached_share, found.autocorrelation) == (1.1, 0.25, 0.5)
 
 
 class TestMeasurement:
@@ -306,11 +332,11 @@ class TestWholeRuns:
     ) -> None:
         log = tmp_path / "steps"
         writer = StepLog(log)
-        for one in _log_of(SimulatedServer(TRUTH, 8, 64, 16_000)):
-            writer.add(one)
-        writer.close()
+        made = itertools.cycle(_log_of(SimulatedServer(TRUTH, 8, 64, 16_000)))
 
         async def at_pace(answer: Answer) -> None:
+            for one in itertools.islice(made, 150):
+                writer.add(one)
             await answer.head()
             num_tokens = answer.body["max_tokens"]
             for i in range(num_tokens):
@@ -320,6 +346,7 @@ class TestWholeRuns:
             await answer.done()
 
         asked: list[tuple[str, ...]] = []
+        told: list[tuple[str, int, int]] = []
         with FakeSseServer(at_pace) as server:
 
             @contextmanager
@@ -332,10 +359,12 @@ class TestWholeRuns:
                 "local.gguf", load=0.5, isl=30, osl=4, num_requests=25, max_num_seqs=8
             )
             request = _replaced(request, calibration_rounds=0.3)
-            found = verifying.verify(request, lambda *progress: None)
+            found = verifying.verify(request, lambda *progress: told.append(progress))
+            writer.close()
         assert asked[0][:3] == ("local.gguf", "--max-num-seqs", "8")
         assert found.num_requests == 25
-        assert "steps measured here" in found.source
+        assert "steps measured before the load" in found.source
+        assert any("min at" in stage and total == 25 for stage, _, total in told)
         capacity = Calibration(SimulatedServer(TRUTH, 8, 512, 16_000), 0, 0).capacity_per_s(30, 4)
         assert found.offered_per_s == pytest.approx(capacity * 0.5, rel=0.6)
 

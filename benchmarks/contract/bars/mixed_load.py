@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.contract.cost import Run
 from benchmarks.contract.outcome import Outcome
-from benchmarks.contract.session import Session, serve
+from benchmarks.contract.session import LONG_FACTOR, Session, serve
 from benchmarks.cpu.bar import BarResult, Figure
 from benchmarks.percentile import percentile
 
@@ -11,6 +12,8 @@ WINDOW_S = 30.0
 WARM_UP_S = 20.0
 LEAST_WINDOWS = 20
 BUDGETS = (512, 2048)
+BESIDE_S = 115.0
+"""Of the fixed budgets: three windows."""
 
 
 def measure(session: Session) -> BarResult:
@@ -29,13 +32,24 @@ def measure(session: Session) -> BarResult:
         Figure("refused", float(len(outcome.refused)), "", 0.0),
         Figure("preempted", float(steps["num_preempted"].sum()), "", 0.0),
     ]
-    details = {"rate per s": 0.7 * session.capacity, "long alone ms": targets.long_ttft_ms / 5}
-    arrivals = session.mix(0.7, session.seconds(140.0, 15.0)).arrivals()
+    details = {
+        "rate per s": 0.7 * session.capacity,
+        "long alone ms": targets.long_ttft_ms / LONG_FACTOR,
+        "TTFT P50, short ms": percentile(outcome.ttft_ms(is_long=False), 50),
+        **session.speed(session.mixed),
+    }
+    # The beginning of the same trace: windows are alike, and judge nothing here.
+    arrivals = session.mix(0.7, session.seconds(BESIDE_S, 15.0)).arrivals()
     for budget in BUDGETS:
         arguments = ["--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(budget)]
-        fixed = serve(session.model, arguments, arrivals, keeps_targets=False).outcome
-        details |= _beside(f"fcfs {budget}", fixed, window_s, warm_up_s)
+        fixed = serve(session.model, arguments, arrivals, keeps_targets=False)
+        details |= _beside(f"fcfs {budget}", fixed.outcome, window_s, warm_up_s)
     return BarResult(figures, details)
+
+
+def runs(session: Session) -> list[Run]:
+    run_s = session.seconds(BESIDE_S, 15.0)
+    return [Run(f"fcfs {budget} on the same trace", run_s) for budget in BUDGETS]
 
 
 def _beside(name: str, outcome: Outcome, window_s: float, warm_up_s: float) -> dict[str, float]:

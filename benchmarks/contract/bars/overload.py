@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from benchmarks.contract.cost import Run
 from benchmarks.contract.outcome import refusal_ms
 from benchmarks.contract.session import Served, Session, serve
 from benchmarks.cpu.bar import BarResult, Figure
 from benchmarks.percentile import percentile
 
+OVERLOAD_S = 150.0
+
 
 def measure(session: Session) -> BarResult:
-    seconds, warm_up_s = session.seconds(180.0, 15.0), session.seconds(20.0, 2.0)
+    run_s, warm_up_s = session.seconds(OVERLOAD_S, 15.0), session.seconds(20.0, 2.0)
     arguments = [*session.pace_arguments, "--admission", "refuse"]
-    over_mix, at_mix = session.mix(1.5, seconds, seed=5), session.mix(1.0, seconds, seed=5)
+    over_mix, at_mix = session.mix(1.5, run_s, seed=5), session.mix(1.0, run_s, seed=5)
     over = serve(session.model, arguments, over_mix.arrivals())
     at = serve(session.model, arguments, at_mix.arrivals())
     met = over.outcome.num_met(session.targets)
     num_served, num_refused = len(over.outcome.times), len(over.outcome.refused)
     lost = len(over_mix.arrivals()) - num_served - num_refused
-    good_over, good_at = (_goodput(one, session, seconds, warm_up_s) for one in (over, at))
+    good_over, good_at = (_goodput(one, session, run_s, warm_up_s) for one in (over, at))
     figures = [
         Figure("admitted that met both targets", 100 * met / num_served, "%", 95.0, is_floor=True),
         Figure("goodput / that at capacity", good_over / good_at, "x", 0.9, is_floor=True),
@@ -33,9 +36,15 @@ def measure(session: Session) -> BarResult:
         "refused at capacity": float(len(at.outcome.refused)),
         "goodput per s": good_over,
         "goodput at capacity per s": good_at,
+        **session.speed(over),
     }
     return BarResult(figures, details)
 
 
-def _goodput(served: Served, session: Session, seconds: float, warm_up_s: float) -> float:
-    return served.outcome.num_met(session.targets, warm_up_s) / (seconds - warm_up_s)
+def runs(session: Session) -> list[Run]:
+    run_s = session.seconds(OVERLOAD_S, 15.0)
+    return [Run("pace at 150 %, refusing", run_s), Run("pace at 100 %, refusing", run_s)]
+
+
+def _goodput(served: Served, session: Session, run_s: float, warm_up_s: float) -> float:
+    return served.outcome.num_met(session.targets, warm_up_s) / (run_s - warm_up_s)

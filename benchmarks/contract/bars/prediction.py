@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from benchmarks.contract.cost import Run
 from benchmarks.contract.session import Session
 from benchmarks.contract.steps import durations_ns
 from benchmarks.cpu.bar import BarResult, Figure
@@ -33,3 +34,8 @@ def measure(session: Session) -> BarResult:
             "median error %": 100 * float(np.median(error)),
         },
     )
+
+
+def runs(session: Session) -> list[Run]:
+    """It only looks at the run that it shares with `mixed`."""
+    return []

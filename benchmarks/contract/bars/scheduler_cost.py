@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+from benchmarks.contract.cost import Run
 from benchmarks.contract.session import Session
 from benchmarks.cpu.bar import BarResult, Figure
 
@@ -41,6 +42,10 @@ def measure(session: Session) -> BarResult:
         figures.append(Figure(f"{name}, P50", float(np.percentile(times, 50)), "us", 250.0))
         details[f"{name}, P99 us"] = float(np.percentile(times, 99))
     return BarResult(figures, details)
+
+
+def runs(session: Session) -> list[Run]:
+    return [Run("no server", session.seconds(10.0, 2.0))]
 
 
 def _run(num_steps: int, num_prompts: int, max_seqs: int, itl_ms: float) -> list[float]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from takt.scheduler.drift import Drift
 from takt.scheduler.residuals import POOL, RecentRatios, ResidualQuantile
+from takt.scheduler.row_factors import RowFactors
+from takt.scheduler.step_kind import NUM_KINDS, kind_of
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 QUANTILE = 0.99
@@ -25,6 +27,7 @@ _CLIP = 3.0
 """Deviations beyond so many times the usual one count as that many: an outlier."""
 _USUAL_GAIN = 0.02
 _LEAST_USUAL = 0.004
+_SPREAD_GAIN = 0.05
 _ALARM = 2.0
 """The last few steps were slow in earnest if they are so many usual deviations above the rest."""
 _MISFIT_STEPS = 9
@@ -32,10 +35,13 @@ _MISFIT = 0.5
 """When steps with a prompt, of one kind, are off by this share in the median of the last ones,
 their prediction is multiplied by it: a machine that was busy while it was calibrated leaves
 coefficients that are wrong by far, and outliers are clipped, so that correcting them takes long."""
+_FAR = _MISFIT / (1.0 + _MISFIT)
+"""The same, of the longer of measured and predicted."""
 _MIN_OF_KIND = 128
 """Residuals that a kind of steps needs for a quantile of its own."""
 _LEAST_SEEN = 400
 _ERROR_GAIN = 0.002
+_FACTOR_GAIN = 0.05
 _LEAST_SHARE = 0.01
 """A coefficient fitted as 0 may still grow, in units of this share of an ordinary step."""
 
@@ -59,10 +65,13 @@ class LearnedStepTime:
 
     def __init__(self, model: StepTimeModel) -> None:
         self._pieces = [_Piece(piece, model) for piece in model.pieces]
+        self._rows = RowFactors()
         self._drift = Drift()
         self._alarm = 1.0
         """What the time of the next steps is multiplied by beyond the prediction, for safety."""
         self._usual = max(_LEAST_USUAL, _median([abs(r - 1) for r in model.residual_ratios]))
+        self._spreads = [self._usual] * NUM_KINDS
+        """The same by kind: what all of a kind are off by is no outlier."""
         # Calibration has too few samples to tell a P99: they count as more, so that the first
         # outlier in service is not the P99 by itself, and one among them is clipped.
         most = 1.0 + _CLIP * max(model.residual_ratio(0.9) - 1.0, _LEAST_USUAL)
@@ -70,8 +79,9 @@ class LearnedStepTime:
         times = -(-_LEAST_SEEN // len(ratios)) if ratios else 0
         self._all = ResidualQuantile(QUANTILE, ratios * times)
         self._pool = RecentRatios(POOL, ratios * times)
-        self._kinds = [ResidualQuantile(QUANTILE) for _ in range(_NUM_KINDS)]
-        self._of_kind = [RecentRatios(_MISFIT_STEPS, (1.0,)) for _ in range(_NUM_KINDS)]
+        self._kinds = [ResidualQuantile(QUANTILE) for _ in range(NUM_KINDS)]
+        self._of_kind = [RecentRatios(_MISFIT_STEPS, (1.0,)) for _ in range(NUM_KINDS)]
+        self._factors = [1.0] * NUM_KINDS
         self._misfits: dict[int, float] = {}
         """Kinds whose steps are far from what the pieces say, and how far."""
         self._num_steps = 0
@@ -86,19 +96,24 @@ class LearnedStepTime:
 
     @property
     def pieces(self) -> tuple[StepCoefficients, StepCoefficients]:
-        """The coefficients as they stand now."""
+        """The coefficients as they stand now; `factors` goes with them."""
         speed = self._drift.factor
         first, second = (piece.coefficients(speed) for piece in self._pieces)
         return first, second
 
     @property
+    def factors(self) -> tuple[float, ...]:
+        """What steps of each kind have lately been predicted to take over what the pieces say."""
+        return tuple(self._factors)
+
+    @property
     def ratios(self) -> tuple[float, ...]:
         """P99 over prediction, for each kind of step as `kind_of` numbers them."""
-        return tuple(self._ratio(kind) for kind in range(_NUM_KINDS))
+        return tuple(self._ratio(kind) for kind in range(NUM_KINDS))
 
     def predict_ns(self, features: StepFeatures) -> float:
         first, second = self._pieces
-        speed = self._drift.factor
+        speed = self._drift.factor * self._rows.of(features)
         if self._misfits:
             speed *= self._misfits.get(kind_of(features), 1.0)
         return speed * max(first.predict_ns(features), second.predict_ns(features))
@@ -124,12 +139,14 @@ class LearnedStepTime:
         first, second = self._pieces
         ours, other = first.predict_ns(features), second.predict_ns(features)
         piece, plain = (first, ours) if ours >= other else (second, other)
-        speed = self._drift.factor
+        factor = self._rows.of(features)
+        speed = self._drift.factor * factor
         predicted = max(plain * speed, 1.0)
         duration_ns = max(duration_ns, 1.0)
         kind = kind_of(features)
         misfit = self._misfits.get(kind, 1.0)
         foreseen = misfit * predicted
+        self._factors[kind] += _FACTOR_GAIN * (misfit * factor - self._factors[kind])
         ratio = duration_ns / foreseen
         bound = self._ratio(kind)
         self._count(ratio, bound)
@@ -141,11 +158,16 @@ class LearnedStepTime:
         error = (duration_ns - predicted) / scale
         usual = self._usual
         most = _CLIP * usual
+        if abs(error) < _FAR:  # else it is for the misfits, or an outlier whatever the kind
+            spread = self._spreads[kind]
+            most = max(most, _CLIP * spread)
+            self._spreads[kind] = spread + _SPREAD_GAIN * (1.25 * abs(error) - spread)
         clipped = min(max(error, -most), most)
         self._usual = max(_LEAST_USUAL, usual + _USUAL_GAIN * (1.25 * abs(clipped) - usual))
         piece.correct(features, speed / scale, clipped, usual * usual)
         drift = self._drift
-        drift.add(duration_ns / max(misfit * plain, 1.0))
+        drift.add(duration_ns / max(misfit * factor * plain, 1.0))
+        self._rows.learn(features, clipped)
         if features[1]:  # decodes alone are common enough to be corrected at once
             self._note_misfit(kind, duration_ns / predicted)
         slowness = drift.shortest / drift.factor
@@ -243,28 +265,6 @@ class _Piece:
 
 
 _ORDINARY = StepFeatures(16, 64, 8192, 16384)
-
-_SIZES = (1, 4, 16, 64)
-_CHUNKS = (32, 128, 512)
-_NUM_KINDS = len(_SIZES) + 1 + len(_CHUNKS) + 1
-
-
-def kind_of(features: StepFeatures) -> int:
-    """Steps of one kind have residuals alike: without a prompt by sequences, else by its tokens."""
-    seqs, tokens = features[0], features[1]
-    if tokens == 0:
-        kind = 0
-        for size in _SIZES:
-            if seqs <= size:
-                return kind
-            kind += 1
-        return kind
-    kind = len(_SIZES) + 1
-    for chunk in _CHUNKS:
-        if tokens <= chunk:
-            return kind
-        kind += 1
-    return kind
 
 
 def _median(values: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from takt.scheduler.learned_step_time import kind_of
+from takt.scheduler.step_kind import NUM_KINDS, PROMPT_KINDS, kind_of
 from takt.scheduler.step_time import StepCoefficients, StepFeatures
 
 
@@ -66,6 +66,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     mean_error: float
     covered: float
     """Share of the last steps within their predicted P99."""
+    factors: tuple[float, ...] = (1.0,) * NUM_KINDS
+    """What predictions by the pieces are multiplied by, by the kind of step."""
 
 
 class SnapshotModel:
@@ -76,9 +78,11 @@ class SnapshotModel:
         self._first = StepCoefficients(*first)
         self._second = StepCoefficients(*second)
         self._ratios = snapshot.ratios
+        self._factors = snapshot.factors
 
     def predict_ns(self, features: StepFeatures) -> float:
-        return max(self._first.predict_ns(features), self._second.predict_ns(features))
+        longer_ns = max(self._first.predict_ns(features), self._second.predict_ns(features))
+        return longer_ns * self._factors[kind_of(features)]
 
     def p99_ns(self, features: StepFeatures) -> float:
         return self.predict_ns(features) * self._ratios[kind_of(features)]
@@ -86,15 +90,23 @@ class SnapshotModel:
     def largest_chunk(self, step: StepFeatures, start: int, most: int, limit_ns: float) -> int:
         """Most tokens of a prompt, up to `most`, that the step is expected to hold in `limit_ns`.
 
-        0 if not even one is. A step's time is a square function of the tokens, whose root is taken:
-        a forecast asks too often for a search.
+        0 if not even one is. Within a kind, a step's time is a square function of the tokens, whose
+        root is taken: a forecast asks too often for a search.
         """
-        tokens = min(
-            most,
-            _most_tokens(self._first, step, start, limit_ns),
-            _most_tokens(self._second, step, start, limit_ns),
-        )
-        return int(tokens) if tokens >= 1 else 0
+        before = step.num_prefill_tokens
+        for kind, first, last in PROMPT_KINDS:
+            if before + most < first or last <= before:
+                continue
+            bound_ns = limit_ns / self._factors[kind]
+            tokens = min(
+                most,
+                last - before,
+                _most_tokens(self._first, step, start, bound_ns),
+                _most_tokens(self._second, step, start, bound_ns),
+            )
+            if tokens >= max(first - before, 1):
+                return int(tokens)
+        return 0
 
 
 def _most_tokens(piece: StepCoefficients, step: StepFeatures, start: int, bound_ns: float) -> float:

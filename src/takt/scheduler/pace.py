@@ -130,9 +130,8 @@ class PaceScheduler(Scheduler):
         model = self._predictor
         decodes = [r for r in self._running if r.num_output_tokens > 0]
         prompts = [r for r in self._running if r.num_output_tokens == 0] if with_jobs else []
-        if with_jobs:
-            prompts += self._waiting.first(_MAX_JOBS)
-            prompts.sort(key=lambda r: r.order_key)
+        prompts += self._waiting.first(_MAX_JOBS if with_jobs else 0)
+        prompts.sort(key=lambda r: r.order_key)
         error, tightest = model.error, min(self._targets, default=None)
         share = self._join_share(HEADROOM * (tightest or self._slo.itl_ns or math.inf))
         return LoadSnapshot(
@@ -155,6 +154,7 @@ class PaceScheduler(Scheduler):
             room=self._risk.room,
             mean_error=error.mean_absolute,
             covered=error.covered,
+            factors=model.factors,
         )
 
     def _job(self, request: Request) -> Job:

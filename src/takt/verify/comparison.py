@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from takt.bench.quantiles import Quantile
 from takt.plan.workload import Targets
 from takt.verify.measurement import Measurement
-from takt.verify.prediction import LATENCIES, Band, Prediction, Replay
+from takt.verify.outside import LeftOut
+from takt.verify.prediction import LATENCIES, Band, Prediction
 
 
 class Outcome(enum.Enum):
@@ -52,8 +54,9 @@ class Comparison:
     failures: dict[str, int]
     offered_per_s: float
     gaps_are_tokens: bool
-    replay: Replay | None = None
-    """Nothing is judged by it."""
+    beside: tuple[Prediction, ...] = ()
+    """The same load simulated with other steps; nothing is judged by them."""
+    left_out: LeftOut | None = None
 
     @property
     def passes(self) -> bool:
@@ -67,7 +70,8 @@ def compare(
     targets: Targets | None,
     *,
     tolerance: float,
-    replay: Replay | None = None,
+    beside: Sequence[Prediction] = (),
+    left_out: LeftOut | None = None,
 ) -> Comparison:
     """`tolerance` is the share by which a P99 may differ even if the band is narrower."""
     rows = []
@@ -95,7 +99,8 @@ def compare(
         failures=measurement.failures,
         offered_per_s=len(arrivals) / seconds if seconds else 0.0,
         gaps_are_tokens=measurement.gaps_are_tokens,
-        replay=replay,
+        beside=tuple(beside),
+        left_out=left_out,
     )
 
 

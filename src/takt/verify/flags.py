@@ -43,6 +43,7 @@ class VerifyFlags:
             url=options.url,
             serve_arguments=() if options.url is not None else self._serve_arguments(planned),
             by_plan=options.by == "plan" or (options.by == "auto" and planned is not None),
+            by_load=options.by == "load",
             load=options.load,
             num_requests=options.num_requests,
             tolerance=options.tolerance,

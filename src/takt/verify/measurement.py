@@ -24,6 +24,16 @@ WARM_UP_SHARE = 0.1
 OnProgress = Callable[[str, int, int], None]
 
 
+def of_requests(name: str, on_progress: OnProgress) -> OnProgress:
+    """Tells of a load's requests under its name, and not of the making of its prompts."""
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage == "requests":
+            on_progress(name, done, total)
+
+    return report
+
+
 class LoadError(TaktError):
     """The service answered no request of the load."""
 
@@ -53,6 +63,12 @@ class Measurement:
     gaps_are_tokens: bool
     start_ns: int
     """Monotonic, of the first request's planned time."""
+    first_stamps_ns: tuple[int, ...] = ()
+    """Monotonic, when each request's first token came, in the order of the requests."""
+    cached_share: float = 0.0
+    """Of the prompts' tokens, in the service's prefix cache, as far as it tells."""
+    coalesced_share: float = 0.0
+    """Of the tokens, that came in the same read as the one before."""
 
 
 def offer(
@@ -124,7 +140,16 @@ def measure(run: LoadRun, failures: dict[str, int]) -> Measurement:
         failures=failures,
         gaps_are_tokens=all(t.tokens.granularity.value == "token" for t in times),
         start_ns=start_ns,
+        first_stamps_ns=tuple(int(t.tokens.stamps_ns[0]) for t in times),
+        cached_share=_cached_share(times),
+        coalesced_share=sum(r.num_coalesced for r in records) / sum(len(r.stamps) for r in records),
     )
+
+
+def _cached_share(times: Sequence[RequestTimes]) -> float:
+    usages = [t.record.usage for t in times]
+    num_cached = sum(usage.num_cached_tokens or 0 for usage in usages if usage is not None)
+    return num_cached / max(sum(t.num_prompt_tokens for t in times), 1)
 
 
 def _gaps_while_loaded(

@@ -22,9 +22,10 @@ class VerifyOptions:
     )
     by: str = _option(
         "auto",
-        "Predict by the plan's device model, or by steps that are measured here first; auto is the "
-        "plan if there is one.",
-        choices=("auto", "plan", "steps"),
+        "Predict by the plan's device model, by steps that are measured here first, or by steps of "
+        "the load itself, where the machine's speed is given and the plan's model is judged; auto "
+        "is the plan if there is one, else steps.",
+        choices=("auto", "plan", "steps", "load"),
     )
     load: float | None = _option(
         None, "Share of the measured capacity to offer, within 0 and 1, in place of --qps."

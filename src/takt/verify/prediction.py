@@ -36,17 +36,9 @@ class Prediction:
     """By the names in `LATENCIES`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The simulation once more, with the steps of the load itself: what is still off then is not
-    for a machine that has become slower or faster since its steps were learned."""
-
-    bands: dict[str, Band]
-    slowdown: float
-    """How many times as long the load's steps took as those that the prediction rests on."""
-
-
-def from_steps(calibration: Calibration, arrivals: Sequence[Arrival], *, seed: int) -> Prediction:
+def from_steps(
+    calibration: Calibration, arrivals: Sequence[Arrival], *, source: str, seed: int
+) -> Prediction:
     """With the service's own step times, and residuals drawn from those that were seen."""
     experiment = Experiment(
         calibration.server,
@@ -60,7 +52,7 @@ def from_steps(calibration: Calibration, arrivals: Sequence[Arrival], *, seed: i
     for name, band in _bands(experiment, len(arrivals)).items():
         added = 0.0 if name == "itl" else outside_ms
         bands[name] = Band(band.value + added, band.low + added, band.high + added)
-    return Prediction(f"{calibration.num_steps} steps measured here", bands)
+    return Prediction(f"{calibration.num_steps} steps {source}", bands)
 
 
 def from_plan(

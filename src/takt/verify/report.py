@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
@@ -11,6 +12,7 @@ from rich.text import Text
 
 from takt.bench.quantiles import Quantile
 from takt.verify.comparison import Comparison, Outcome, Row
+from takt.verify.outside import LeftOut
 
 _LABELS = {"itl": "P99 ITL", "ttft": "P99 TTFT", "e2e": "P99 end to end"}
 
@@ -24,16 +26,14 @@ def print_comparison(found: Comparison, console: Console) -> None:
     console.print(table)
     sent = f"{found.num_requests} requests at {found.offered_per_s:.3g}/s"
     console.print(Text(f"predicted from {found.source}, with the arrivals as they were; {sent}"))
-    if found.replay is not None:
+    for other in found.beside:
         again = ", ".join(
-            f"{_LABELS[name]} {_ms(band.value)}" for name, band in found.replay.bands.items()
+            f"{_LABELS[name]} {_ms(band.value)}" for name, band in other.bands.items()
         )
-        console.print(
-            Text(
-                f"steps took {found.replay.slowdown:.2f} times as long under this load as "
-                f"predicted; simulated with its own steps: {again} ms"
-            )
-        )
+        console.print(Text(f"by {other.source}: {again} ms"))
+    if found.left_out is not None:
+        for line in _left_out(found.left_out):
+            console.print(Text(line))
     if found.num_failed:
         kinds = ", ".join(f"{kind} {count}" for kind, count in found.failures.items())
         console.print(Text(f"{found.num_failed} requests failed: {kinds}", style="bold red"))
@@ -54,12 +54,14 @@ def comparison_report(found: Comparison) -> dict[str, Any]:
         "failures": found.failures,
         "offered_per_s": found.offered_per_s,
         "gaps_are_tokens": found.gaps_are_tokens,
-        "replay": None
-        if found.replay is None
-        else {
-            "slowdown": found.replay.slowdown,
-            "p99_ms": {name: band.value for name, band in found.replay.bands.items()},
-        },
+        "beside": [
+            {
+                "source": other.source,
+                "p99_ms": {name: band.value for name, band in other.bands.items()},
+            }
+            for other in found.beside
+        ],
+        "left_out": None if found.left_out is None else asdict(found.left_out),
         "p99_ms": {
             row.name: {
                 "predicted": row.predicted.value,
@@ -76,6 +78,19 @@ def comparison_report(found: Comparison) -> dict[str, Any]:
             for row in found.rows
         },
     }
+
+
+def _left_out(found: LeftOut) -> list[str]:
+    low, high = found.slowdown_range
+    return [
+        f"the machine: steps took {found.slowdown:.2f} times as long under the load as in the "
+        f"calibration before it, from {low:.2f} to {high:.2f} over time",
+        f"not simulated: P99 ITL between ends of steps {_ms(found.itl_of_steps)} ms; from there to "
+        f"the client {_ms(found.way_p50)} ms for first tokens, P99 {_ms(found.way_p99)}; "
+        f"{found.cached_share:.1%} of the prompts' tokens cached; {found.coalesced_share:.1%} of "
+        f"all tokens in one read with another; correlation of neighbours' residuals "
+        f"{found.autocorrelation:.2f}",
+    ]
 
 
 def _cells(row: Row, found: Comparison) -> tuple[str | Text, ...]:

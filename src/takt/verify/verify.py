@@ -10,14 +10,17 @@ from pathlib import Path
 from takt.errors import ConfigError
 from takt.observe.step_log import LoggedStep
 from takt.plan.load_estimate import StepLimits
-from takt.plan.simulate.arrivals import Arrival, poisson_arrivals
+from takt.plan.simulate.arrivals import poisson_arrivals
 from takt.plan.workload import Targets, Workload
-from takt.verify.calibration import Calibration, Limits, calibrate, fit_again
+from takt.verify.calibration import Calibration, Limits, calibrate, fit_load
 from takt.verify.comparison import Comparison, compare
-from takt.verify.measurement import Measurement, OnProgress, Target, offer
+from takt.verify.measurement import Measurement, OnProgress, Target, of_requests, offer
+from takt.verify.outside import left_out
 from takt.verify.planned import Planned
-from takt.verify.prediction import Prediction, Replay, from_plan, from_steps
-from takt.verify.service import Service, started
+from takt.verify.prediction import Prediction, from_plan, from_steps
+from takt.verify.service import Service, ServiceError, started
+
+OF_LOAD = "of the load itself, every other stretch judged by those between"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +36,10 @@ class Request:
     serve_arguments: tuple[str, ...] = ()
     by_plan: bool = False
     """Compare with the plan's device model, not with steps that are measured first."""
+    by_load: bool = False
+    """Compare with steps of the load itself, one half of which is judged by the other."""
+    calibrates_again: bool = False
+    """After the load: what the machine's speed did meanwhile is seen by both."""
     load: float | None = None
     """Share of the measured capacity to offer, in place of the workload's rate."""
     num_requests: int = 1000
@@ -46,6 +53,8 @@ class Request:
     def __post_init__(self) -> None:
         if (self.url is None) == (not self.serve_arguments):
             raise ConfigError("give either a service to start or its --url")
+        if self.by_plan and self.by_load:
+            raise ConfigError("give either the plan or the load's own steps to compare with")
         if self.by_plan and self.planned is None:
             raise ConfigError("a comparison with a plan needs --plan, or --hardware to make one")
         if self.url is not None and not self.by_plan:
@@ -65,33 +74,52 @@ class Request:
 def verify(request: Request, on_progress: OnProgress) -> Comparison:
     """Raises `ConfigError` for what cannot be, and `TaktError` if the service does not serve."""
     with _service(request) as (service, target):
-        calibration = None
+        if service is None or request.by_plan:
+            measurement = _offer(request, target, request.workload.requests_per_s, on_progress)
+            prediction = _by_plan(request, measurement)
+            return compare(prediction, measurement, request.targets, tolerance=request.tolerance)
+        calibration = _calibrate(request, service, target, on_progress, "calibration")
         rate = request.workload.requests_per_s
-        if not request.by_plan:
-            assert service is not None
-            calibration = _calibrate(request, service, target, on_progress)
-            if request.load is not None:
-                rate = request.load * calibration.capacity_per_s(*_lengths(request))
-        num_before = 0 if service is None else len(service.steps())
-        measurement = offer(target, _arrivals(request, rate), on_progress, seed=request.seed)
-        steps = [] if service is None else service.steps()[num_before:]
-    prediction = _predict(request, calibration, measurement)
-    replay = None
-    if calibration is not None:
-        replay = _replay(calibration, steps, measurement, request.seed)
+        if request.load is not None:
+            rate = request.load * calibration.capacity_per_s(*_lengths(request))
+        num_before = len(service.steps())
+        measurement = _offer(request, target, rate, on_progress)
+        steps = service.steps()[num_before:]
+        again = None
+        if request.calibrates_again:
+            again = _calibrate(request, service, target, on_progress, "calibration afterwards")
+    return _by_steps(request, measurement, calibration, steps, again)
+
+
+def _by_steps(
+    request: Request,
+    measurement: Measurement,
+    calibration: Calibration,
+    steps: Sequence[LoggedStep],
+    again: Calibration | None,
+) -> Comparison:
+    """Every simulation of the load that its steps allow; one of them judges."""
+    arrivals, seed = measurement.arrivals, request.seed
+    judge = from_steps(calibration, arrivals, source="measured before the load", seed=seed)
+    beside = []
+    if again is not None:
+        beside.append(from_steps(again, arrivals, source="measured after the load", seed=seed))
+    load = fit_load(calibration, steps, measurement.start_ns)
+    if load is not None:
+        learned = from_steps(load.calibration, arrivals, source=OF_LOAD, seed=seed)
+        if request.by_load:
+            learned, judge = judge, learned
+        beside.append(learned)
+    elif request.by_load:
+        raise ServiceError(f"the load made too few steps to learn from: {len(steps)}")
     return compare(
-        prediction, measurement, request.targets, tolerance=request.tolerance, replay=replay
+        judge,
+        measurement,
+        request.targets,
+        tolerance=request.tolerance,
+        beside=beside,
+        left_out=None if load is None else left_out(steps, measurement, load),
     )
-
-
-def _replay(
-    calibration: Calibration, steps: Sequence[LoggedStep], measurement: Measurement, seed: int
-) -> Replay | None:
-    found = fit_again(calibration, steps)
-    if found is None:
-        return None
-    again, slowdown = found
-    return Replay(from_steps(again, measurement.arrivals, seed=seed).bands, slowdown)
 
 
 @contextlib.contextmanager
@@ -107,7 +135,7 @@ def _service(request: Request) -> Iterator[tuple[Service | None, Target]]:
 
 
 def _calibrate(
-    request: Request, service: Service, target: Target, on_progress: OnProgress
+    request: Request, service: Service, target: Target, on_progress: OnProgress, name: str
 ) -> Calibration:
     limits = Limits(request.limits.max_num_seqs, request.limits.max_num_batched_tokens)
     return calibrate(
@@ -116,16 +144,13 @@ def _calibrate(
         _lengths(request),
         limits,
         on_progress,
+        name=name,
         seed=request.seed + 1,
         rounds=request.calibration_rounds,
     )
 
 
-def _predict(
-    request: Request, calibration: Calibration | None, measurement: Measurement
-) -> Prediction:
-    if calibration is not None:
-        return from_steps(calibration, measurement.arrivals, seed=request.seed)
+def _by_plan(request: Request, measurement: Measurement) -> Prediction:
     planned = request.planned
     assert planned is not None
     return from_plan(
@@ -138,11 +163,18 @@ def _predict(
     )
 
 
-def _arrivals(request: Request, rate_per_s: float) -> Sequence[Arrival]:
+def _offer(
+    request: Request, target: Target, rate_per_s: float, on_progress: OnProgress
+) -> Measurement:
+    """What it will take is told with its progress."""
     workload = request.workload
-    return poisson_arrivals(
+    arrivals = poisson_arrivals(
         rate_per_s, request.num_requests, workload.prompt, workload.output, request.seed
     )
+    minutes = arrivals[-1].time_ns / 60e9
+    name = f"load of {minutes:.1f} min at {rate_per_s:.3g}/s"
+    on_progress(name, 0, len(arrivals))
+    return offer(target, arrivals, of_requests(name, on_progress), seed=request.seed)
 
 
 def _lengths(request: Request) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from takt.plan.errors import PlanInputError, require_positive
-from takt.scheduler.step_time import StepFeatures, StepTimeModel
+from takt.scheduler.step_time import StepFeatures
 
 
 class StepDuration(Protocol):
@@ -87,20 +87,3 @@ class DisturbedDuration:
 
     def _stretch_ns(self) -> float:
         return self._slow_s * 1e9 * (1.0 if self._is_slow else self._random.uniform(2.0, 4.0))
-
-
-class ResampledDuration:
-    """A fitted model's prediction times a residual drawn from those it was fitted with.
-
-    So a simulated step is as often late, and by as much, as those that were measured; residuals
-    are drawn independently, whatever made them late together.
-    """
-
-    def __init__(self, model: StepTimeModel, *, seed: int = 0) -> None:
-        if not model.residual_ratios:
-            raise PlanInputError("the step-time model has no residuals to draw from")
-        self._model = model
-        self._choice = random.Random(seed).choice
-
-    def predict_ns(self, features: StepFeatures) -> float:
-        return self._model.predict_ns(features) * self._choice(self._model.residual_ratios)

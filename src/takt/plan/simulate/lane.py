@@ -10,6 +10,7 @@ from takt.plan.simulate.arrivals import Arrival
 from takt.plan.simulate.contract import LaneContract
 from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers
+from takt.plan.simulate.speed_trace import SpeedTrace
 from takt.scheduler.base import Scheduler
 from takt.scheduler.output import SchedulerOutput
 from takt.scheduler.request import Request
@@ -34,9 +35,11 @@ class Lane:
         transfers: KVTransfers | None,
         window_ns: tuple[int, int],
         contract: LaneContract,
+        speed: SpeedTrace | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._predict_ns = duration.predict_ns
+        self._speed = speed
         self._stage_free_ns = stage_free_ns
         self._transfers = transfers if transfers and not transfers.is_async else None
         self._outgoing_ns = 0.0
@@ -111,7 +114,10 @@ class Lane:
 
     def _run(self, output: SchedulerOutput, features: StepFeatures, now_ns: float) -> float:
         """The time at which the step leaves the last stage."""
-        duration = self._predict_ns(features) + self._transfer_ns(output)
+        duration = self._predict_ns(features)
+        if self._speed is not None:
+            duration *= self._speed.factor_at(now_ns)
+        duration += self._transfer_ns(output)
         stages = self._stage_free_ns
         part = duration / len(stages)
         time = now_ns

@@ -13,10 +13,10 @@ import numpy as np
 
 from takt.plan.errors import PlanInputError, require_whole
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
-from takt.plan.simulate.durations import NoisyDuration, ResampledDuration, StepDuration
+from takt.plan.simulate.durations import NoisyDuration, StepDuration
+from takt.plan.simulate.measured_steps import MeasuredSteps
 from takt.plan.simulate.result import SimulationResult
 from takt.plan.simulate.simulator import SimulatedServer, simulate
-from takt.scheduler.step_time import StepTimeModel
 
 # Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
 _T95 = (
@@ -51,7 +51,7 @@ class Experiment:
     server: SimulatedServer
     load: PoissonLoad | TraceLoad
     noise: float | None = 0.0
-    """Coefficient of variation of steps; None draws the residuals of a fitted `StepTimeModel`."""
+    """Coefficient of variation of steps; None draws the residuals of `MeasuredSteps`."""
     bias: float = 1.0
     seed: int = 0
     warm_up_share: float = 0.1
@@ -136,9 +136,9 @@ def _duration(experiment: Experiment, seed: int) -> StepDuration:
     base = experiment.server.duration
     if experiment.noise is not None:
         return NoisyDuration(base, noise=experiment.noise, bias=experiment.bias, seed=seed)
-    if not isinstance(base, StepTimeModel):
-        raise PlanInputError("only a fitted step-time model has residuals to draw")
-    return NoisyDuration(ResampledDuration(base, seed=seed), bias=experiment.bias)
+    if not isinstance(base, MeasuredSteps):
+        raise PlanInputError("only measured steps have residuals to draw")
+    return NoisyDuration(base.drawn(seed), bias=experiment.bias)
 
 
 def _metrics(result: SimulationResult) -> Metrics:

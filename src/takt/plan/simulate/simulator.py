@@ -19,6 +19,7 @@ from takt.plan.simulate.durations import StepDuration
 from takt.plan.simulate.kv_io import KVTransfers, ready_times_ns
 from takt.plan.simulate.lane import Lane
 from takt.plan.simulate.result import SimulationResult
+from takt.plan.simulate.speed_trace import SpeedTrace
 from takt.scheduler.calibration_steps import calibration_steps
 from takt.scheduler.create import create_scheduler, step_limits
 from takt.scheduler.learned_step_time import LearnedStepTime
@@ -51,6 +52,8 @@ class SimulatedServer:
     """Or refuse, which needs targets: who would miss them is not served."""
     step_time: StepTimeModel | None = None
     """What pace believes at first; learned from the durations of calibration steps if None."""
+    speed: SpeedTrace | None = None
+    """Of the machine while the load runs; the same all the time if None."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_tokens", "num_stages"):
@@ -115,7 +118,15 @@ def _make_lanes(
         scheduler = create_scheduler(options, cache, kv, longest + 1, predictor=learned)
         contract = LaneContract(server.slo, learned, refuses=server.admission == "refuse")
         lanes.append(
-            Lane(scheduler, server.duration, stage_free_ns, server.transfers, window, contract)
+            Lane(
+                scheduler,
+                server.duration,
+                stage_free_ns,
+                server.transfers,
+                window,
+                contract,
+                server.speed,
+            )
         )
     return lanes
 

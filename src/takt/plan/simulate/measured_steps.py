@@ -1,0 +1,74 @@
+"""Steps as they were measured: a model of their time, and how far real ones were from it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from takt.plan.errors import PlanInputError
+from takt.scheduler.step_kind import NUM_KINDS, kind_of
+from takt.scheduler.step_time import StepFeatures, StepTimeModel
+
+_LEAST_OF_KIND = 30
+"""Residuals of one kind of step; with fewer, those of all kinds stand in."""
+_MAX_KNOWN = 1024
+"""Residuals that a calibration leaves."""
+
+Samples = Sequence[tuple[StepFeatures, float]]
+"""Features and nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """A duration that is expected; `drawn` are those of single steps."""
+
+    model: StepTimeModel
+    ratios_by_kind: tuple[tuple[float, ...], ...]
+    """Measured / predicted, of steps of each kind as `kind_of` numbers them."""
+    means: tuple[float, ...]
+    """Of those, by kind: outliers make a step longer in the mean than in the median."""
+
+    @classmethod
+    def of(cls, model: StepTimeModel, samples: Samples) -> MeasuredSteps:
+        """With the residuals of these steps. Raises `PlanInputError` without any."""
+        by_kind: list[list[float]] = [[] for _ in range(NUM_KINDS)]
+        for features, duration_ns in samples:
+            ratio = duration_ns / max(model.predict_ns(features), 1.0)
+            by_kind[kind_of(features)].append(ratio)
+        pooled = [ratio for ratios in by_kind for ratio in ratios]
+        if not pooled:
+            raise PlanInputError("there are no measured steps whose residuals could be drawn")
+        kept = [ratios if len(ratios) >= _LEAST_OF_KIND else pooled for ratios in by_kind]
+        return cls(
+            model,
+            tuple(tuple(ratios) for ratios in kept),
+            tuple(sum(ratios) / len(ratios) for ratios in kept),
+        )
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        return self.model.predict_ns(features) * self.means[kind_of(features)]
+
+    def known(self) -> StepTimeModel:
+        """What an engine would know after a calibration with such steps."""
+        ratios = sorted(ratio for ratios in self.ratios_by_kind for ratio in ratios)
+        return StepTimeModel(self.model.pieces, tuple(ratios[:: -(-len(ratios) // _MAX_KNOWN)]))
+
+    def drawn(self, seed: int) -> DrawnDuration:
+        return DrawnDuration(self, seed)
+
+
+class DrawnDuration:
+    """Multiplies what the model predicts by a residual of a step of the same kind.
+
+    So a simulated step is as often late, and by as much, as those that were measured; residuals
+    are drawn independently. What made many steps in a row slow is a matter of `SpeedTrace`.
+    """
+
+    def __init__(self, measured: MeasuredSteps, seed: int) -> None:
+        self._predict_ns = measured.model.predict_ns
+        self._ratios = measured.ratios_by_kind
+        self._choice = random.Random(seed).choice
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        return self._predict_ns(features) * self._choice(self._ratios[kind_of(features)])

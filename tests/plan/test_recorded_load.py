@@ -1,0 +1,123 @@
+"""A load that was served, learned from its own steps and simulated again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from takt.plan.errors import PlanInputError
+from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
+from takt.plan.simulate.durations import NoisyDuration
+from takt.plan.simulate.lane import Lane
+from takt.plan.simulate.measured_steps import MeasuredSteps
+from takt.plan.simulate.recorded_load import RecordedLoad, RecordedStep, learn
+from takt.plan.simulate.result import SimulationResult
+from takt.plan.simulate.simulator import SimulatedServer, simulate
+from takt.plan.simulate.speed_trace import SpeedTrace
+from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
+
+TRUTH = StepTimeModel(
+    (
+        StepCoefficients(4e6, 5e4, 2e4, 200.0, 0.0),
+        StepCoefficients(1e6, 2e5, 2e5, 200.0, 100.0),
+    )
+)
+SLOW_IN_THE_MIDDLE = SpeedTrace(10e9, (1.0, 1.0, 1.5, 1.5, 1.0, 0.9))
+SERVER = SimulatedServer(TRUTH, 32, 256, 100_000, speed=SLOW_IN_THE_MIDDLE)
+
+
+class Tiles:
+    """Rows come in sixteens: what no linear model knows."""
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        rows = features.num_decode_seqs + features.num_prefill_tokens
+        return TRUTH.predict_ns(features) + 5e4 * (-rows % 16)
+
+
+def load() -> list[Arrival]:
+    return poisson_arrivals(9.0, 500, LengthDistribution(150, 0.5), LengthDistribution(30, 0.5), 4)
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[SimulationResult, list[RecordedStep]]:
+    """What a server's clients saw, and the steps that it made."""
+    recorded: list[RecordedStep] = []
+    run = Lane._run
+
+    def run_and_record(self: Lane, output, features, now_ns):  # type: ignore[no-untyped-def]
+        end_ns = run(self, output, features, now_ns)
+        recorded.append(RecordedStep(end_ns, features, end_ns - now_ns))
+        return end_ns
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lane, "_run", run_and_record)
+        duration = NoisyDuration(Tiles(), noise=0.1, seed=1)
+        return simulate(replace(SERVER, duration=duration), load()), recorded
+
+
+@pytest.fixture(scope="module")
+def found(served: tuple[SimulationResult, list[RecordedStep]]) -> RecordedLoad:
+    return learn(served[1])
+
+
+def test_the_load_is_served_again_as_it_was(
+    served: tuple[SimulationResult, list[RecordedStep]], found: RecordedLoad
+) -> None:
+    real, recorded = served
+    again = simulate(replace(SERVER, duration=found.steps.drawn(7), speed=found.speed), load())
+    for share in (0.5, 0.99):
+        assert again.ttft_quantile_s(share) == pytest.approx(real.ttft_quantile_s(share), rel=0.1)
+        assert again.itl_quantile_s(share) == pytest.approx(real.itl_quantile_s(share), rel=0.05)
+    before = [step for step in recorded if step.end_ns < 20e9]
+    samples = [(step.features, step.duration_ns) for step in before]
+    measured = MeasuredSteps.of(found.steps.model, samples)
+    unaware = simulate(replace(SERVER, duration=measured.drawn(7), speed=None), load())
+    assert unaware.ttft_quantile_s(0.99) < 0.8 * real.ttft_quantile_s(0.99)
+
+
+def test_the_machines_speed_is_told_from_what_its_steps_do(found: RecordedLoad) -> None:
+    fast, slow = found.speed.factor_at(5e9), found.speed.factor_at(30e9)
+    assert slow / fast == pytest.approx(1.5, rel=0.05)
+    # Drawn one by one, but for what the tiles make of batches that stay for some steps.
+    assert abs(found.autocorrelation) < 0.3
+
+
+def test_residuals_are_of_steps_that_the_model_has_not_seen() -> None:
+    """Durations without any rule: a model judged by its own steps would be too good."""
+    steps = [
+        RecordedStep(i * 1e7, StepFeatures(1 + i % 3, 0, 100, 100), (8 + (i * 7919) % 5) * 1e6)
+        for i in range(2000)
+    ]
+    steady = [
+        step if int(step.end_ns // 1e9) % 2 == 0 else step._replace(duration_ns=1e7)
+        for step in steps
+    ]
+    assert learn(steps).steps.model == learn(steady).steps.model
+    spread = [max(learn(one).steps.ratios_by_kind[0]) for one in (steps, steady)]
+    assert spread[0] > 1.1 > 1.05 > spread[1]
+
+
+def test_too_short_a_load_cannot_be_halved() -> None:
+    steps = [RecordedStep(i * 1e7, StepFeatures(1, 0, 100, 100), 1e7) for i in range(60)]
+    with pytest.raises(PlanInputError, match="60 steps are too few"):
+        learn(steps)
+    with pytest.raises(PlanInputError, match="no step"):
+        learn([])
+
+
+def test_a_kind_of_step_has_its_own_residuals_and_mean() -> None:
+    small, large = StepFeatures(1, 0, 100, 100), StepFeatures(1, 200, 300, 20_000)
+    samples = [(small, TRUTH.predict_ns(small) * ratio) for ratio in (1.0, 3.0) * 50]
+    samples += [(large, TRUTH.predict_ns(large) * 1.1) for _ in range(100)]
+    measured = MeasuredSteps.of(TRUTH, samples)
+    assert measured.predict_ns(small) == pytest.approx(2.0 * TRUTH.predict_ns(small))
+    drawn = measured.drawn(1)
+    ratios = {round(drawn.predict_ns(large) / TRUTH.predict_ns(large), 6) for _ in range(50)}
+    assert ratios == {1.1}
+    with pytest.raises(PlanInputError, match="no measured steps"):
+        MeasuredSteps.of(TRUTH, [])
+
+
+def test_before_and_after_a_trace_of_speeds_its_ends_hold() -> None:
+    assert [SLOW_IN_THE_MIDDLE.factor_at(t) for t in (-1e9, 25e9, 1e12)] == [1.0, 1.5, 0.9]
