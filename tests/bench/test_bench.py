@@ -225,7 +225,8 @@ def test_failures_are_counted_by_kind_and_kept_out_of_latencies(
 ) -> None:
     scripts = in_turn([well_behaved, script, well_behaved, script])
     with FakeSseServer(scripts) as server:
-        summary = run(server, timeout=2.0 if script is hanging else 200.0).summary
+        options = {"timeout": 5.0, "concurrency": 4} if script is hanging else {"timeout": 200.0}
+        summary = run(server, **options).summary
     assert summary.num_requests == 4
     assert summary.num_ok == 2
     assert summary.errors == {kind: 2}

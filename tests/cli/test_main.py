@@ -85,9 +85,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 ) -> None:
     result = call(*arguments)
     assert result.returncode == 2
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert len(result.stderr.splitlines()) == 1
     for word in words:
         assert word in result.stderr
+
+
+def test_a_bench_of_a_server_that_is_not_there_is_one_line(call: Callable[..., Ended]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        result = call("bench", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert "/v1/models failed" in line
 
 
 def test_help_lists_every_command() -> None:

@@ -65,6 +65,21 @@ def make_request(name: str, rng: random.Random, **sampling: Any) -> AddRequest:
     return request(name, prompt, **{**options, **sampling})
 
 
+async def until_idle(pid: int) -> None:
+    """Until a process has used next to no CPU time in half a second; one that spins never does."""
+
+    def ticks() -> int:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return int(fields[11]) + int(fields[12])
+
+    for _ in range(100):
+        before = ticks()
+        await asyncio.sleep(0.5)
+        if ticks() - before <= 2:
+            return
+    raise AssertionError("an idle engine must not use a CPU")
+
+
 async def ready(client: ProcessEngineClient) -> None:
     while client.state is not EngineState.READY:
         await asyncio.sleep(0.005)

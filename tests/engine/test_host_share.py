@@ -84,6 +84,14 @@ def test_more_replicas_than_cpus_take_turns(caplog: pytest.LogCaptureFixture) ->
         divide_host(config(3, tp=2, strict=True), machine(1, 2), 2)
 
 
+def test_threads_on_ray_are_for_the_nodes_to_say() -> None:
+    asked = config(2)
+    asked = replace(asked, parallel=replace(asked.parallel, distributed_executor_backend="ray"))
+    for one, _ in divide_host(asked, machine(1, 4), 4):
+        assert one.model.num_threads is None
+        assert one.parallel.data_parallel_size == 2, "it is one of them"
+
+
 def test_steps_tell_whose_they_are() -> None:
     assert first_step_id(0, 1) == 0
     for replica in range(4):

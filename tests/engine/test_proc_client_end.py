@@ -17,17 +17,22 @@ from takt.errors import (
 )
 
 
-def test_closing_lets_running_requests_end_and_refuses_new_ones() -> None:
+def test_closing_lets_running_requests_end_and_refuses_new_ones(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+
     async def work() -> None:
-        async with engine("fake:sleep=2") as client:
+        async with engine(f"fake:hold={held}") as client:
             asked = request("a", [1], max_tokens=30, ignore_eos=True)
             task = asyncio.create_task(collect(client, asked))
-            await asyncio.sleep(0.01)
+            while not client.num_outstanding:
+                await asyncio.sleep(0)
             pid = client.engine_pid
             closing = asyncio.create_task(client.close(drain_timeout_seconds=100))
             await asyncio.sleep(0)
             with pytest.raises(EngineDeadError, match="stopping"):
                 await collect(client, request("b", [1], max_tokens=1))
+            held.unlink()
             assert await task == expected(asked)
             await closing
             assert not Path(f"/proc/{pid}").exists()
@@ -35,13 +40,17 @@ def test_closing_lets_running_requests_end_and_refuses_new_ones() -> None:
     run(work())
 
 
-def test_closing_without_patience_tells_those_that_run() -> None:
+def test_closing_without_patience_tells_those_that_run(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+
     async def work() -> None:
-        async with engine("fake:sleep=50") as client:
+        async with engine(f"fake:hold={held}") as client:
             task = asyncio.create_task(
                 collect(client, request("a", [1], max_tokens=200, ignore_eos=True))
             )
-            await asyncio.sleep(0.02)
+            while not client.num_outstanding:
+                await asyncio.sleep(0)
             await client.close(drain_timeout_seconds=0.02)
             with pytest.raises(EngineDeadError):
                 await task

@@ -156,9 +156,12 @@ def test_a_request_that_kills_two_engines_is_not_given_a_third() -> None:
     run(work())
 
 
-def test_with_no_replica_left_there_is_an_error_and_then_service() -> None:
+def test_with_no_replica_left_there_is_an_error_and_then_service(tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.touch()
+
     async def work() -> None:
-        async with replicas("fake:sleep=50") as client:
+        async with replicas(f"fake:hold={held}") as client:
             asked = request("a", [1, 2], max_tokens=200, ignore_eos=True)
             tokens: list[list[int]] = []
             task = asyncio.create_task(collect(client, asked, tokens))
@@ -175,6 +178,7 @@ def test_with_no_replica_left_there_is_an_error_and_then_service() -> None:
             with pytest.raises(EngineDeadError, match="no replica"):
                 await collect(client, request("b", [1], max_tokens=1))
             await all_ready(client)
+            held.unlink()
             again = request("c", [1, 2], max_tokens=4)
             assert await collect(client, again) == expected(again)
 
@@ -190,10 +194,16 @@ def test_a_replica_that_cannot_start_ends_the_start_with_its_error() -> None:
     run(work())
 
 
-def test_a_request_is_refused_only_if_no_replica_takes_it_and_aborts_reach_the_right_one() -> None:
+def test_a_request_is_refused_only_if_no_replica_takes_it_and_aborts_reach_the_right_one(
+    tmp_path: Path,
+) -> None:
+    held = tmp_path / "held"
+    held.write_text("6")
+
     async def work() -> None:
         limits = {"max_num_seqs": 2, "max_num_waiting": 1}
-        async with replicas("fake:sleep=20", **limits) as client:
+        # Both replicas make their few steps when two requests each are there.
+        async with replicas(f"fake:gather=2,hold={held}", **limits) as client:
             asked = [request(f"r{i}", [i + 1], max_tokens=200, ignore_eos=True) for i in range(4)]
             streams = [client.generate(each) for each in asked]
             firsts = await asyncio.gather(*(anext(stream) for stream in streams))
@@ -218,6 +228,7 @@ def test_a_request_is_refused_only_if_no_replica_takes_it_and_aborts_reach_the_r
                 await task
             client.abort("nobody")
             assert client.num_outstanding == 0
+            held.unlink()
             last = request("last", [1], max_tokens=2)
             assert await collect(client, last) == expected(last)
 

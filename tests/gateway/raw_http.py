@@ -104,7 +104,7 @@ class Served:
             for piece in pieces:
                 writer.write(piece)
                 await asyncio.sleep(0.01)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(100):
                 return await reader.read()
         finally:
             writer.close()

@@ -194,7 +194,7 @@ def test_a_client_that_reads_nothing_is_held_up_and_let_go(
         async with Served(application, read_seconds=0.1) as served:
             _, writer = await served.connect()
             writer.write(post(b""))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(100):
                 while not application.seen or application.num_in_flight:
                     await asyncio.sleep(0.01)
             writer.close()

@@ -74,19 +74,30 @@ def wait_until_listening(address: str, pid: int | str = "self") -> None:
         time.sleep(0.1)
 
 
+TMP = Path("/tmp")
+PROGRAMS = (Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix))
+"""The checkout and what runs it."""
+
+
 class Host:
     """A namespace of network, mounts, host name and IPC, with a /dev/shm and a /tmp of its own.
 
-    `model` is seen at `MODEL` inside.
+    `model` is seen at `MODEL` inside, and of the /tmp outside only programs that are there.
     """
 
     MODEL = "/mnt/model"
 
     def __init__(self, name: str, model: Path) -> None:
+        binds = [f"mkdir {self.MODEL}; mount --bind {model} {self.MODEL}; mkdir /mnt/tmp"]
+        programs = {path.resolve() for path in (*PROGRAMS, *map(Path, sys.path))}
+        for path in programs:
+            if path.is_dir() and path.is_relative_to(TMP) and programs.isdisjoint(path.parents):
+                inside = Path("/mnt/tmp") / path.relative_to(TMP)
+                binds.append(f"mkdir -p {inside}; mount --rbind {path} {inside}")
         script = (
             f"set -e; hostname {name}; ip link set lo up; mount -t tmpfs tmpfs /dev/shm; "
-            f"mount -t tmpfs tmpfs /mnt; mkdir {self.MODEL}; mount --bind {model} {self.MODEL}; "
-            "mount -t tmpfs tmpfs /tmp; echo ready; exec sleep infinity"
+            f"mount -t tmpfs tmpfs /mnt; {'; '.join(binds)}; mount --rbind /mnt/tmp /tmp; "
+            "echo ready; exec sleep infinity"
         )
         self._process = subprocess.Popen(
             ["unshare", "-n", "-m", "-i", "-u", "sh", "-c", script],

@@ -14,7 +14,9 @@ import pytest
 from thread_workers import HERE, ThreadWorkers
 
 from takt import LLM, SamplingParams
+from takt.config import EngineConfig, ParallelOptions
 from takt.engine.rank_worker import RankWorker
+from takt.engine.remote_ranks import RemoteRanks
 from takt.errors import ConfigError, EngineDeadError
 from takt.parallel import host_link
 from takt.parallel.host_link import LinkHub
@@ -312,6 +314,37 @@ def test_a_rank_s_own_error_is_the_engine_s(
     monkeypatch.setattr(RankWorker, "close", lambda self: None)
     with pytest.raises(ConfigError, match=r"^this host lacks something$"):
         on_hosts(1, [HERE, "away"])
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "max_ranks", "num_threads"),
+    [
+        (1, 8, [3, 3, 6]),
+        (2, 8, [1, 1, 1]),
+        (2, 3, [2, 2, 2]),
+        (2, 1, [3, 3, 6]),
+        (2, None, [1] * 3),
+    ],
+)
+def test_threads_share_a_host_with_ranks_of_all_replicas_that_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    num_replicas: int,
+    max_ranks: int | None,
+    num_threads: list[int],
+) -> None:
+    monkeypatch.setattr("takt.engine.rank_worker.num_usable_cpus", lambda: 6)
+    monkeypatch.setattr(RankWorker, "close", lambda self: None)  # nothing was loaded
+    parallel = ParallelOptions(
+        pipeline_parallel_size=3,
+        data_parallel_size=num_replicas,
+        distributed_executor_backend="ray",
+    )
+    layout = ParallelLayout(num_stages=3)
+    ranks = RemoteRanks(
+        ThreadWorkers(layout, ["away", "away", "far"], max_ranks), EngineConfig(parallel=parallel)
+    )
+    assert ranks.num_threads == num_threads
+    ranks.close()
 
 
 def test_the_least_host_bounds_the_kv_pool(

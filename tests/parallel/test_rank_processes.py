@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -41,8 +42,6 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 DRAWN = SamplingParams(
     temperature=1.0, top_p=0.9, seed=3, max_tokens=12, ignore_eos=True, presence_penalty=0.5
 )
-LONG = 500
-"""Tokens that are not all there before a rank is killed."""
 PROMPTS = ["one", "a longer prompt, cut into several chunks", "", "two three"]
 
 
@@ -180,7 +179,9 @@ def test_ranks_have_cpus_of_their_own_and_exchange_what_is_asked(
     assert os.sched_getaffinity(0) == usable
 
 
-def test_the_death_of_a_rank_is_told_and_mended(divisible: Callable[..., Path]) -> None:
+def test_the_death_of_a_rank_is_told_and_mended(
+    divisible: Callable[..., Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     config = EngineConfig(
         model=ModelConfigOptions(model=str(divisible("gemma3")), max_model_len=512),
         cache=CacheOptions(kv_cache_memory_bytes=8 << 20),
@@ -193,27 +194,24 @@ def test_the_death_of_a_rank_is_told_and_mended(divisible: Callable[..., Path]) 
         await client.start()
         try:
             # Once in the middle of streams, once while the engine sleeps.
-            for is_busy in (True, False):
+            for is_busy, number in ((True, 3), (False, 1)):
                 pid = client.engine_pid
                 assert pid is not None
-                victim = rank_pids(pid)[-1 if is_busy else 0]
-                streams: list[list[int]] = [[] for _ in range(4)]
-                tasks = [
-                    asyncio.create_task(
-                        collect(client, f"{is_busy}{i}", LONG if is_busy else 20, tokens)
-                    )
-                    for i, tokens in enumerate(streams)
-                ]
+                victim = rank_pids(pid)[number - 1]
                 if is_busy:
+                    streams: list[list[int]] = [[] for _ in range(4)]
+                    tasks = [
+                        asyncio.create_task(stream_until_told(client, f"stream{i}", tokens))
+                        for i, tokens in enumerate(streams)
+                    ]
                     while not all(streams):
                         await asyncio.sleep(0.001)
                 else:
-                    await asyncio.gather(*tasks)
+                    await asyncio.gather(*(collect(client, f"idle{i}", 20) for i in range(4)))
                 os.kill(victim, signal.SIGKILL)
                 if is_busy:
                     for result in await asyncio.gather(*tasks, return_exceptions=True):
                         assert isinstance(result, EngineDeadError)
-                    assert all(0 < len(tokens) < LONG for tokens in streams)
                 while client.engine_pid == pid and client.state is EngineState.READY:
                     await asyncio.sleep(0.001)
                 if not is_busy:
@@ -222,6 +220,8 @@ def test_the_death_of_a_rank_is_told_and_mended(divisible: Callable[..., Path]) 
                 while client.state is not EngineState.READY or client.engine_pid == pid:
                     await asyncio.sleep(0.01)
                 assert not rank_pids(pid), "the others have ended too"
+                said = capfd.readouterr().err
+                assert f"the engine died: rank {number} was ended by SIGKILL" in said
             assert len(await collect(client, "after", max_tokens=3)) == 3
         finally:
             await client.close()
@@ -250,6 +250,12 @@ async def collect(
     async for output in client.generate(AddRequest(name, [5, 6, 7], sampling)):
         tokens += output.token_ids
     return tokens
+
+
+async def stream_until_told(client: ProcessEngineClient, name: str, tokens: list[int]) -> None:
+    """One request after the other, so that there is one whenever a rank dies."""
+    for number in itertools.count():
+        await collect(client, f"{name}.{number}", 500, tokens)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -19,7 +19,11 @@ class ThreadWorkers:
 
     ip = "127.0.0.1"
 
-    def __init__(self, layout: ParallelLayout, keys: Sequence[str]) -> None:
+    def __init__(
+        self, layout: ParallelLayout, keys: Sequence[str], max_ranks: int | None = None
+    ) -> None:
+        """`max_ranks` is what each host has room for."""
+        self._max_ranks = max_ranks
         assert len(keys) == layout.num_ranks
         self.workers = [RankWorker(rank, self.ip, key) for rank, key in enumerate(keys)]
         self._threads = ThreadPoolExecutor(layout.num_ranks)
@@ -33,6 +37,9 @@ class ThreadWorkers:
         }
         for run in as_completed(runs, timeout=120):
             yield runs[run], run.result()
+
+    def max_ranks_beside(self, rank: int) -> int | None:
+        return self._max_ranks
 
     def serve(self, on_end: Callable[[str], None]) -> None:
         def end(run: Future[str]) -> None:

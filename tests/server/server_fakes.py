@@ -282,6 +282,16 @@ class FakeServer:
         self.state.shut_down_pools()
         assert not self._thread.is_alive()
 
+    @property
+    def connections(self) -> list[Any]:
+        """Those of clients that are there, as the server's own thread has them."""
+        return list(self._http.server_state.connections)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether a client does not read what is written to it."""
+        return any(each.flow.write_paused for each in self.connections)
+
     def connect(self, receive_buffer_bytes: int | None = None) -> socket.socket:
         raw = socket.socket()
         if receive_buffer_bytes is not None:

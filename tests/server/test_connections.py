@@ -49,33 +49,50 @@ def error_of(answer: bytes, status: int) -> str:
     return str(json.loads(body)["error"]["message"])
 
 
+class Impatience:
+    """Short limits, from the moment on that a connection is there."""
+
+    def __init__(self, server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._server = server
+        self._monkeypatch = monkeypatch
+
+    def begin(self, seconds: float) -> None:
+        for limit in ("HEAD_SECONDS", "BODY_SECONDS"):
+            self._monkeypatch.setattr(connection, limit, seconds)
+
+    def talk(self, part: bytes, seconds: float) -> bytes:
+        """The limits hold for a client that sends at once, however long that takes it here."""
+        before = set(self._server.connections)
+        with self._server.connect() as raw:
+            until(lambda: bool(set(self._server.connections) - before))
+            self.begin(seconds)
+            raw.sendall(part)
+            return b"".join(iter(lambda: raw.recv(65536), b""))
+
+
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.05)
-    monkeypatch.setattr(connection, "BODY_SECONDS", 0.05)
+def impatience(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> Impatience:
+    return Impatience(server, monkeypatch)
 
 
-@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     "part", [b"POST /v1/comp", b"POST / HTTP/1.1\r\nHost: x\r\nA", post(BODY)[:-1]]
 )
-def test_request_that_never_arrives_gets_408(server: FakeServer, part: bytes) -> None:
-    assert "in time" in error_of(talk(server, part), 408)
+def test_request_that_never_arrives_gets_408(
+    server: FakeServer, impatience: Impatience, part: bytes
+) -> None:
+    assert "in time" in error_of(impatience.talk(part, 0.05), 408)
     assert server.engine.requests == []
 
 
-@pytest.mark.usefixtures("impatient")
-def test_connection_that_says_nothing_is_closed(server: FakeServer) -> None:
+def test_connection_that_says_nothing_is_closed(server: FakeServer, impatience: Impatience) -> None:
+    impatience.begin(0.05)
     assert talk(server) == b""
 
 
-def test_answer_may_take_longer_than_a_request(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for limit in ("HEAD_SECONDS", "BODY_SECONDS"):
-        monkeypatch.setattr(connection, limit, 1.0)
-    server.engine.pace_seconds = 0.4
-    answer = talk(server, post(STREAM, b"Connection: close"))
+def test_answer_may_take_longer_than_a_request(server: FakeServer, impatience: Impatience) -> None:
+    server.engine.pace_seconds = 0.2
+    answer = impatience.talk(post(STREAM, b"Connection: close"), 0.3)
     assert answer.count(b"data: ") == 4
 
 
@@ -93,7 +110,7 @@ def test_endless_headers_get_431(server: FakeServer) -> None:
     with server.connect() as raw:
         raw.sendall(b"GET /health HTTP/1.1\r\nA: ")
         # What the read that begins a request brings is not counted.
-        until(lambda: any(each._is_in_head for each in server._http.server_state.connections))  # type: ignore[union-attr]
+        until(lambda: any(each._is_in_head for each in server.connections))
         raw.sendall(b"a" * (connection.MAX_HEAD_BYTES + 1))
         assert "65536" in error_of(b"".join(iter(lambda: raw.recv(65536), b"")), 431)
 

@@ -68,7 +68,7 @@ def test_a_client_that_stops_reading_is_named() -> None:
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
             b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
         )
-        while engine.num_open or not engine.requests:
+        while not server.is_held_up:
             time.sleep(0.01)
         time.sleep(0.5)
         while raw.recv(65536):
@@ -95,10 +95,17 @@ def stream(url: str, prompt: list[int], max_tokens: int) -> None:
 
 def test_forced_collections_and_long_prompts_are_named(late_server: str) -> None:
     """A gap of which one of both took more than half has one of both as its cause."""
-    reader = threading.Thread(target=stream, args=(late_server, [1] * 8, 240))
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            stream(late_server, [1] * 8, 240)
+
+    reader = threading.Thread(target=read)
     reader.start()
     for index in range(14):
         stream(late_server, [2 + index] * 120, 2)
+    is_over.set()
     reader.join()
     answer = httpx.get(f"{late_server}/slo").json()
     causes = answer["late_gaps"]["causes"]
