@@ -28,12 +28,16 @@ def stage_bars() -> Iterator[OnProgress]:
 
     Drawing takes time from what is measured, and so would a thread that draws.
     """
+    console = Console(stderr=True)
+    if not console.is_interactive:  # where bars cannot be drawn, one ends with an empty line
+        yield lambda stage, done, total: None
+        return
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
         auto_refresh=False,
     )
@@ -47,7 +51,7 @@ def stage_bars() -> Iterator[OnProgress]:
             tasks[stage] = progress.add_task(stage, total=total)
         progress.update(tasks[stage], completed=done)
         now_s = time.monotonic()
-        if progress.console.is_terminal and (is_new or now_s >= next_draw_s):
+        if is_new or now_s >= next_draw_s:
             next_draw_s = now_s + _DRAW_SECONDS
             progress.refresh()
 

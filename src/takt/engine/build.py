@@ -47,6 +47,8 @@ class LoadedModel:
     """Steps that a pipeline whose depth follows the load begins with; the most if None."""
     sentinels: tuple[int, ...] = ()
     """File descriptors that become readable when a process of the model's ends."""
+    ending: Callable[[], str] = lambda: "a rank has ended"
+    """Which process that was, and how it ended."""
     pipeline: PipelineInfo | None = None
     available_bytes: int | None = None
     """Memory that is free for the KV pool, where it is not this host's alone."""
@@ -101,6 +103,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         step_times=step_times,
         refuses=config.scheduler.admission == "refuse",
         sentinels=model.sentinels,
+        ending=model.ending,
         pipeline=model.pipeline,
         depth=_depth(model, executor.max_steps_in_flight, scheduler, runner)
         if follows_load

@@ -98,6 +98,7 @@ class EngineCore:
         step_times: str = "",
         refuses: bool = False,
         sentinels: Sequence[int] = (),
+        ending: Callable[[], str],
         pipeline: PipelineInfo | None = None,
         depth: PipelineDepth | None = None,
         kv: KVCacheManager,
@@ -123,6 +124,8 @@ class EngineCore:
         self._num_taken = 0
         self.sentinels = sentinels
         """Readable once a process that steps need has ended: no step can be run any more."""
+        self.ending = ending
+        """Which process that was, and how it ended."""
         self.pipeline = pipeline
         self._depth = depth
         self._outputs: list[RequestOutput] = []

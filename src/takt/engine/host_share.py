@@ -42,7 +42,8 @@ class HostShare:
 def divide_host(
     config: EngineConfig, topology: CpuTopology, num_cpus: int
 ) -> list[tuple[EngineConfig, HostShare]]:
-    """The configuration and the part of each of `data_parallel_size` replicas, all alike.
+    """The configuration and the part of each of `data_parallel_size` replicas, all alike. With Ray
+    it keeps that number: which of them share a node, and its CPUs, shows where ranks are.
 
     `num_cpus` is how many CPUs may be busy at a time, where a cgroup's quota allows fewer than the
     topology has. With more replicas than CPUs they take turns; that is a warning, and an error with
@@ -52,7 +53,11 @@ def divide_host(
     num_ranks = config.parallel.num_ranks
     if config.parallel.distributed_executor_backend != "ray":
         _check_room(config, num_cpus)  # with Ray each engine looks at the hosts of its ranks
-    num_threads = config.model.num_threads or max(1, num_cpus // (size * num_ranks))
+    is_here = config.parallel.distributed_executor_backend != "ray"
+    num_threads, parallel = config.model.num_threads, config.parallel
+    if is_here:
+        num_threads = num_threads or max(1, num_cpus // (size * num_ranks))
+        parallel = replace(parallel, data_parallel_size=1)
     cpus = _in_order(topology)
     whole = place(
         config.model.num_threads,
@@ -72,7 +77,7 @@ def divide_host(
             gpu_memory_utilization=config.cache.gpu_memory_utilization / size,
             kv_offloading_size=None if host_gib is None else host_gib / size,
         ),
-        parallel=replace(config.parallel, data_parallel_size=1),
+        parallel=parallel,
     )
     return [
         (

@@ -30,11 +30,16 @@ OnProgress = Callable[[str, int, int], None]
 """Stage, done, total; total is 0 where it isn't known."""
 
 
-def load_model(config: EngineConfig, on_progress: OnProgress | None = None) -> LoadedModel:
+def load_model(
+    config: EngineConfig, on_progress: OnProgress | None = None, *, is_replica: bool = False
+) -> LoadedModel:
     """Resolves, reads and packs the model that `config` names; raises `TaktError`s.
 
-    Of the tokenizer only the ids that end a generation are read.
+    Of the tokenizer only the ids that end a generation are read. `is_replica`: of the engines that
+    `config` asks for, this is one.
     """
+    if not is_replica:
+        _check_alone(config)
     return _load(config, on_progress, lambda checkpoint: _nothing)[0]
 
 
@@ -42,6 +47,7 @@ def load_model_and_tokenizer(
     config: EngineConfig, on_progress: OnProgress | None = None
 ) -> tuple[LoadedModel, Tokenizer]:
     """Likewise, and reads the tokenizer in a thread beside the weights."""
+    _check_alone(config)
     with ThreadPoolExecutor(1, thread_name_prefix="takt-tokenizer") as thread:
         return _load(
             config,
@@ -52,17 +58,20 @@ def load_model_and_tokenizer(
         )
 
 
+def _check_alone(config: EngineConfig) -> None:
+    if config.parallel.data_parallel_size > 1:
+        raise ConfigError(
+            f"--data-parallel-size {config.parallel.data_parallel_size} is for takt serve, which "
+            "divides requests over replicas; here there is one engine"
+        )
+
+
 def _load(
     config: EngineConfig,
     on_progress: OnProgress | None,
     begin_beside: Callable[[Checkpoint], Callable[[], ResultT]],
 ) -> tuple[LoadedModel, ResultT]:
     """`begin_beside` starts work on the open checkpoint and returns how to wait for its result."""
-    if config.parallel.data_parallel_size > 1:
-        raise ConfigError(
-            f"--data-parallel-size {config.parallel.data_parallel_size} is for takt serve, which "
-            "divides requests over replicas; here there is one engine"
-        )
     precision = PrecisionInUse(resolve_policy(config))
     resolved = resolve_model(config.model.model, on_progress)
     report = None

@@ -85,6 +85,7 @@ def load_hosts(
         num_micro_batches=depth,
         first_depth=ranks.num_stages_at_once,
         sentinels=ranks.sentinels,
+        ending=ranks.cause,
         pipeline=pipeline,
         available_bytes=ranks.room_bytes(loaded),
     )

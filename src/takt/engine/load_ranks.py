@@ -81,6 +81,7 @@ def load_ranks(
             1, min(layout.num_stages, num_cpus // (layout.tensor_size * ranks.num_threads))
         ),
         sentinels=ranks.others.sentinels,
+        ending=ranks.others.cause,
         pipeline=pipeline,
     )
 

@@ -102,7 +102,7 @@ class EngineProcess:
                     if parent_fd in ready:
                         return
                     if any(sentinel in ready for sentinel in core.sentinels):
-                        raise EngineDeadError("a rank has ended")
+                        raise EngineDeadError(core.ending())
                     self._has_input = True
                 if self._has_input or self._changed.poll(0):
                     self._take_commands(core)
@@ -298,7 +298,7 @@ def _make_core(config: EngineConfig, clock: Clock, on_progress: OnProgress) -> E
     from takt.engine.build import build_core
     from takt.engine.load import load_model
 
-    return build_core(config, load_model(config, on_progress), clock)
+    return build_core(config, load_model(config, on_progress, is_replica=True), clock)
 
 
 if __name__ == "__main__":

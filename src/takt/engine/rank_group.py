@@ -39,6 +39,9 @@ RANK_COMMAND = (sys.executable, "-P", "-m", "takt.engine.rank_process")
 _END_SECONDS = 3.0
 """Time that ranks have to end by themselves."""
 
+_CAUSE_SECONDS = 2.0
+"""Time for the watcher to see how a rank has ended that others know to be gone."""
+
 
 class RankGroup(Protocol):
     """Ranks 1 and up; rank 0 belongs to the caller."""
@@ -86,6 +89,7 @@ class RankProcesses:
         self._segment: Segment | None = None
         self._closing = False
         self._cause: str | None = None
+        self._watcher = threading.Thread(target=self._watch, name="takt-ranks", daemon=True)
         try:
             for number in range(1, config.parallel.num_ranks):
                 self._ranks.append(_start(number))
@@ -111,10 +115,11 @@ class RankProcesses:
         for rank in self._ranks:
             if not isinstance(self._answer(rank), RankReady):
                 raise EngineDeadError(f"rank {rank.number} is out of order")
-        threading.Thread(target=self._watch, name="takt-ranks", daemon=True).start()
+        self._watcher.start()
 
     def cause(self) -> str:
-        # The watcher names the cause before it ends the waits.
+        # The watcher names the cause before it ends the waits; an idle engine may be first to see.
+        self._watcher.join(_CAUSE_SECONDS)
         return self._cause or "a rank has ended"
 
     def close(self) -> None:

@@ -11,11 +11,14 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from takt.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 RANK_RESOURCE = "takt_rank"
 """A node offers as many as it takes ranks: `ray start --resources '{"takt_rank": 2}'`."""
@@ -29,14 +32,23 @@ _LOCAL, _HERE = "local", "auto"
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
-def join_cluster(num_ranks: int) -> tuple[Any, bool]:
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    ray: Any
+    """The module."""
+    is_ours_to_leave: bool = False
+    """Whether this process has connected for the engine, and is to disconnect after it."""
+    is_private: bool = False
+    """Whether it is of this engine alone."""
+
+
+def join_cluster(num_ranks: int) -> Cluster:
     """Connects to the cluster that $RAY_ADDRESS names or `ray start` made here, or starts one.
 
-    Returns the module, and whether this process has connected, and is to disconnect. Raises
-    `ConfigError` where Ray is not installed, or a cluster that was asked for cannot be used.
+    Raises `ConfigError` where Ray is not installed, or a cluster that was asked for cannot be used.
     """
     if "ray" in sys.modules and (ray := import_ray()).is_initialized():
-        return ray, False
+        return Cluster(ray)
     address = _address()
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == _LOCAL:
@@ -49,12 +61,25 @@ def join_cluster(num_ranks: int) -> tuple[Any, bool]:
             "include_dashboard": False,
         }
     ray = import_ray()
+    _log_what_ray_says()
     with _own_signals():
         try:
             ray.init(address=address, **options)
         except Exception as error:
             raise ConfigError(f"Ray at {address} cannot be used: {_reason(error)}") from error
-    return ray, True
+    return Cluster(ray, is_ours_to_leave=True, is_private=address == _LOCAL)
+
+
+def _log_what_ray_says() -> None:
+    """Ray prints what becomes of nodes to stdout, which is not ours to write to; no option of its
+    own says otherwise."""
+    worker: Any = importlib.import_module("ray._private.worker")
+
+    def log(data: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        for text in data["lines"]:
+            _log.warning("Ray: %s", " ".join(str(text).split()))
+
+    worker.print_to_stdstream = log
 
 
 def import_ray() -> Any:

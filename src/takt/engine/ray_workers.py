@@ -32,7 +32,9 @@ class RayWorkers:
         self._groups: list[Any] = []
         self._actors: list[Any] = []
         self._thread: threading.Thread | None = None
-        self._ray, self._has_joined = join_cluster(layout.num_ranks)
+        self._nodes_of_ranks: list[Any] = []
+        self._cluster = join_cluster(layout.num_ranks)
+        self._ray = self._cluster.ray
         try:
             self.ip: str = self._ray.util.get_node_ip_address()
             self._place()
@@ -53,6 +55,11 @@ class RayWorkers:
             for reference in done:
                 rank = pending.pop(reference)
                 yield rank, self._answer(rank, reference)
+
+    def max_ranks_beside(self, rank: int) -> int | None:
+        if self._cluster.is_private:
+            return None
+        return int(self._nodes_of_ranks[rank]["Resources"].get(RANK_RESOURCE, 0))
 
     def serve(self, on_end: Callable[[str], None]) -> None:
         runs = {actor.serve.remote(): rank for rank, actor in enumerate(self._actors)}
@@ -84,7 +91,7 @@ class RayWorkers:
         for group in self._groups:
             self._ray.util.remove_placement_group(group)
         self._actors, self._groups = [], []
-        if self._has_joined:
+        if self._cluster.is_ours_to_leave:
             self._ray.shutdown()
 
     # -- placement ----------------------------------------------------------------------------
@@ -147,6 +154,7 @@ class RayWorkers:
                 max_restarts=0,
             ).remote(rank, nodes[node_id]["NodeManagerAddress"])
             self._actors.append(actor)
+            self._nodes_of_ranks.append(nodes[node_id])
 
     # -- answers ------------------------------------------------------------------------------
     def _answer(self, rank: int, reference: Any) -> Any:

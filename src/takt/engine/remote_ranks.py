@@ -43,6 +43,10 @@ class RankWorkers(Protocol):
         """
         ...
 
+    def max_ranks_beside(self, rank: int) -> int | None:
+        """Ranks of any engine that may be on a rank's host; None if all that there are may."""
+        ...
+
     def serve(self, on_end: Callable[[str], None]) -> None:
         """Has all ranks run steps; `on_end` gets a sentence when the first has ended."""
         ...
@@ -75,7 +79,7 @@ class RemoteRanks:
         keys = [place.host_key for place in self._places]
         self.host_map = HostMap.of(layout_of(config), host_key(), keys)
         self.num_threads = [
-            rank_threads(config, place.num_cpus, len(self._neighbours(rank)))
+            rank_threads(config, place.num_cpus, self._num_sharing(rank))
             for rank, place in enumerate(self._places)
         ]
         self._check_cpus()
@@ -183,10 +187,19 @@ class RemoteRanks:
         """Ranks of the same host, itself among them."""
         return self.host_map.ranks_on(self.host_map.hosts[rank])
 
+    def _num_sharing(self, rank: int) -> int:
+        """Ranks that share the CPUs of a rank's host: those of other replicas too, if they can."""
+        here, parallel = len(self._neighbours(rank)), self._config.parallel
+        if parallel.data_parallel_size == 1:
+            return here
+        total = parallel.num_ranks * parallel.data_parallel_size
+        most = self._workers.max_ranks_beside(rank)
+        return total if most is None else max(here, min(total, most))
+
     def _check_cpus(self) -> None:
         for leader in self.host_map.leaders:
             num_cpus = self._places[leader].num_cpus
-            warning = check_num_ranks(self._config, num_cpus, len(self._neighbours(leader)))
+            warning = check_num_ranks(self._config, num_cpus, self._num_sharing(leader))
             if warning is not None:
                 _log.warning(warning)
 
