@@ -8,7 +8,8 @@ namespace takt {
 
 void multiply_float_panel(QuantType type, const std::byte* panel, int64_t cols,
                           const std::byte* const* rows, int num_rows, float* tile) {
-  static constexpr const FloatLinearKernels* kTables[] = TAKT_ISA_TABLES(kFloatLinearKernels);
+  static constexpr const FloatLinearKernels* kTables[] =
+      TAKT_ISA_TABLES_WITH_BF16(kFloatLinearKernels);
   const FloatLinearKernels& kernels = *kTables[isa_index()];
   const FloatProduct* products = kernels.product[int(type)];
   for (int i = 0; i < num_rows;) {

@@ -47,8 +47,16 @@ inline constexpr int kNumIsas = 5;
   namespace generic {                       \
   extern const Table name;                  \
   }
-#define TAKT_ISA_TABLES(name)                                                \
+// Of kernels that use the bf16 instruction; all others are the same with it and without, so that a
+// sanitizer, under which they take longest to compile, looks at them once.
+#define TAKT_ISA_TABLES_WITH_BF16(name)                                      \
   {&avx512_bf16::name, &avx512_bf16::name, &avx512::name, &avx2::name, &generic::name}
+#if defined(TAKT_SANITIZED)
+#define TAKT_ISA_TABLES(name) \
+  {&avx512::name, &avx512::name, &avx512::name, &avx2::name, &generic::name}
+#else
+#define TAKT_ISA_TABLES(name) TAKT_ISA_TABLES_WITH_BF16(name)
+#endif
 #else
 inline constexpr int kNumIsas = 1;
 #define TAKT_DECLARE_ISA_TABLE(Table, name) \
@@ -56,6 +64,7 @@ inline constexpr int kNumIsas = 1;
   extern const Table name;                  \
   }
 #define TAKT_ISA_TABLES(name) {&generic::name}
+#define TAKT_ISA_TABLES_WITH_BF16(name) TAKT_ISA_TABLES(name)
 #endif
 
 // Index of the selected build in TAKT_ISA_TABLES; the best that the CPU has until select_isa.

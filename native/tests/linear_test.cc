@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -99,12 +100,12 @@ std::vector<float> one_by_one(const PackedWeight& w, const RandomRows& x, int m)
   return out;
 }
 
-// Each row of x alone, on the generic build, is what every batch on every build must give.
-void batches_equal_single_rows(QuantType type) {
+// Each row of x alone, on the generic build, is what a batch of any of these sizes, the last of them
+// the largest, must give on every build.
+void batches_equal_single_rows(QuantType type, int64_t cols, std::span<const int> sizes) {
   std::mt19937 rng(99 + unsigned(type));
   const int64_t rows = 40;
-  const int64_t cols = is_float_type(type) ? 67 : file_format(type).cols == 256 ? 512 : 160;
-  const int max_m = 70;
+  const int max_m = sizes.back();
   const RandomMatrix raw(type, rows, cols, rng);
   const RandomRows x(max_m, cols, rng);
   const RawMatrix view = raw.view();
@@ -114,32 +115,23 @@ void batches_equal_single_rows(QuantType type) {
   const std::vector<float> single = one_by_one(*w, x, max_m);
   for (const char* isa : available_isas()) {
     select_isa(isa);
-    for (int m = 1; m <= max_m; m += kIsSanitized && m > 17 ? 13 : 1) {
+    for (const int m : sizes) {
       const std::vector<float> expected(single.begin(), single.begin() + m * rows);
       CHECK(equal_bits(multiply(*w, x, m), expected), "%s type %d m %d", isa, int(type), m);
     }
   }
 }
 
-// The same around the number of rows that one pass takes.
-void more_rows_than_a_pass_equal_single_rows() {
-  std::mt19937 rng(21);
-  const int64_t rows = 40, cols = 96;
-  const int max_m = 300;
-  const RandomMatrix raw(QuantType::kQ4_1, rows, cols, rng);
-  const RandomRows x(max_m, cols, rng);
-  const RawMatrix view = raw.view();
-  const auto w = pack_weight({&view, 1}, nullptr, 1);
+void small_batches_equal_single_rows(QuantType type) {
+  std::vector<int> sizes;
+  for (int m = 1; m <= 70; m += kIsSanitized && m > 17 ? 13 : 1) sizes.push_back(m);
+  const int64_t cols = is_float_type(type) ? 67 : file_format(type).cols == 256 ? 512 : 160;
+  batches_equal_single_rows(type, cols, sizes);
+}
 
-  select_isa("generic");
-  const std::vector<float> single = one_by_one(*w, x, max_m);
-  for (const char* isa : available_isas()) {
-    select_isa(isa);
-    for (const int m : {255, 256, 257, max_m}) {
-      const std::vector<float> expected(single.begin(), single.begin() + m * rows);
-      CHECK(equal_bits(multiply(*w, x, m), expected), "%s m %d", isa, m);
-    }
-  }
+void more_rows_than_a_pass_equal_single_rows() {
+  constexpr int kSizes[] = {255, 256, 257, 300};
+  batches_equal_single_rows(QuantType::kQ4_1, 96, kSizes);
 }
 
 // What a product reads lies in one piece, and that of the rows after it behind it.
@@ -296,7 +288,7 @@ void run() {
   more_rows_than_a_pass_equal_single_rows();
   for (const QuantType type : kAllTypes) {
     embedding_is_exact(type);
-    batches_equal_single_rows(type);
+    small_batches_equal_single_rows(type);
   }
   for (const char* isa : available_isas()) {
     select_isa(isa);
