@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -42,6 +43,22 @@ def sync_ms(directory: Path, gap_ms: float = 0.0) -> list[float]:
             begin = time.perf_counter_ns()
             file.write(bytes(4096))
             os.fdatasync(file.fileno())
+            times.append((time.perf_counter_ns() - begin) / 1e6)
+    return times
+
+
+def redis_set_ms(port: int, gap_ms: float) -> list[float]:
+    """What a bare Redis takes to keep 100 bytes, `gap_ms` behind the time before. A request through
+    a gateway waits for it twice."""
+    times = []
+    command = b"*3\r\n$3\r\nSET\r\n$5\r\nfloor\r\n$100\r\n%b\r\n" % bytes(100)
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(NUM_SYNCS):
+            time.sleep(gap_ms / 1000)
+            begin = time.perf_counter_ns()
+            connection.sendall(command)
+            assert connection.recv(64) == b"+OK\r\n"
             times.append((time.perf_counter_ns() - begin) / 1e6)
     return times
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from takt.gateway.prompt_task import start_now
+from takt.gateway.prompt_task import Arrival, start_now
 
 
 def test_it_begins_at_once_and_goes_on_as_a_task(runner: asyncio.Runner) -> None:
@@ -81,5 +81,73 @@ def test_an_awaited_error_is_raised_in_it(runner: asyncio.Runner) -> None:
         gate.set_exception(ValueError("late"))
         with pytest.raises(ValueError, match="late"):
             await task
+
+    runner.run(scenario())
+
+
+def test_an_arrival_resumes_its_task_at_once(runner: asyncio.Runner) -> None:
+    seen: list[object] = []
+
+    async def work(arrival: Arrival[str]) -> None:
+        seen.append(await arrival)
+        seen.append(asyncio.current_task())
+        await asyncio.sleep(0)
+        seen.append("ended")
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        arrival: Arrival[str] = Arrival(loop)
+        task = start_now(work(arrival), loop)
+        assert task is not None
+        await asyncio.sleep(0)
+
+        def arrive() -> None:
+            arrival.set_result("here")
+            assert seen == ["here", task]
+
+        loop.call_soon(arrive)
+        await task
+        assert seen == ["here", task, "ended"]
+
+    runner.run(scenario())
+
+
+def test_an_arrival_before_the_task_waits_is_not_lost(runner: asyncio.Runner) -> None:
+    async def work(arrival: Arrival[str], seen: list[str]) -> None:
+        seen.append(await arrival)
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        seen: list[str] = []
+        arrival: Arrival[str] = Arrival(loop)
+        begun = start_now(work(arrival, seen), loop)
+        assert begun is not None
+        arrival.set_result("between")
+        await begun
+        assert start_now(work(arrival, seen), loop) is None
+        assert seen == ["between", "between"]
+
+    runner.run(scenario())
+
+
+def test_an_arrival_may_fail_or_be_given_up(runner: asyncio.Runner) -> None:
+    async def work(arrival: Arrival[None]) -> None:
+        await arrival
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        failing: Arrival[None] = Arrival(loop)
+        task = loop.create_task(work(failing))
+        await asyncio.sleep(0)
+        failing.set_exception(ValueError("broken"))
+        with pytest.raises(ValueError, match="broken"):
+            await task
+        given_up: Arrival[None] = Arrival(loop)
+        task = loop.create_task(work(given_up))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled() and given_up.done()
 
     runner.run(scenario())

@@ -63,6 +63,11 @@ class OpenAnswer:
         self._response = response
         self._connection = connection
 
+    @property
+    def is_good(self) -> bool:
+        """Nothing can go wrong with it any more."""
+        return self._response.has_whole and not self.is_stream
+
     def whole(self) -> bytes | None:
         """All of the body, if it has come already: short answers do, with their head."""
         return self._response.whole()

@@ -90,7 +90,23 @@ class Gateway:
         if running is not None:
             return self._join(running, key)
         first = self._choose(assignment)
+        begin_ns = self.parts.clock.now_ns()
         claim = await self._claim(key, assignment, first)
+        store_ns = self.parts.clock.now_ns() - begin_ns
+        found = await self._found(claim, key, assignment, first, span)
+        # Behind what a request waits for.
+        self.parts.metrics.store_seconds.observe(store_ns / 1e9)
+        return found
+
+    async def _found(
+        self,
+        claim: Claim,
+        key: RequestKey,
+        assignment: Assignment,
+        first: Upstream | None,
+        span: RequestSpan,
+    ) -> Found:
+        digest = key.identity.digest
         if isinstance(claim, Mismatch):
             raise _mismatch()
         if isinstance(claim, Settled):
@@ -149,14 +165,11 @@ class Gateway:
             on_unknown=OnUnknown.RETRY if assignment.may_repeat else OnUnknown.FAIL,
             allow_takeover=self.parts.keeper.allows_takeover,
         )
-        begin_ns = self.parts.clock.now_ns()
         try:
-            claim = await self.parts.store.claim(key.identity, terms)
+            return await self.parts.store.claim(key.identity, terms)
         except StoreUnavailableError as error:
             self.parts.keeper.store_failed(error)
             raise store_unavailable() from None
-        self.parts.metrics.store_seconds.observe((self.parts.clock.now_ns() - begin_ns) / 1e9)
-        return claim
 
     def _lead(
         self,

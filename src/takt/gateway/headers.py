@@ -102,9 +102,9 @@ def _as_text(value: str) -> str:
 def _dropped(always: frozenset[str], headers: Headers) -> frozenset[str]:
     """Names of headers that go no further: also those that Connection makes hop-by-hop, and the
     encoding of a body that is decoded here."""
-    connection = headers.joined("connection")
-    if connection:
-        always |= {name.strip().lower() for name in connection.split(",")}
-    if encoding_to_undo(headers) is not None:
+    if "connection" in headers:
+        named = headers.joined("connection")
+        always |= {name.strip().lower() for name in named.split(",")}
+    if "content-encoding" in headers and encoding_to_undo(headers) is not None:
         always |= {"content-encoding"}
     return always

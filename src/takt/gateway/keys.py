@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +11,14 @@ import msgspec
 
 from takt.errors import InvalidRequestError
 from takt.gateway.states import Identity
-from takt.idempotency import KEY_HEADER, checked_key, credential_digest, fingerprint, read_key
+from takt.idempotency import (
+    KEY_HEADER,
+    checked_key,
+    credential_digest,
+    digest,
+    fingerprint,
+    read_key,
+)
 
 CREDENTIAL_HEADERS = ("Authorization", "X-Api-Key", "Api-Key")
 """OpenAI's, Anthropic's and Azure's."""
@@ -80,20 +86,20 @@ def request_key(
         return None
     kind, key = found
     operation = f"{method} {path}"
-    digest = hashlib.sha256("\0".join((tenant, operation, kind, key)).encode()).hexdigest()
+    filed_under = digest("\0".join((tenant, operation, kind, key)).encode())
     # The upstream sees the same credential and can keep tenants apart by it; where we trust a
     # header of our own, or made the key, it gets a key that no other tenant's can equal.
     is_plain = kind == "key" and rules.tenant_header is None
     return RequestKey(
         Identity(
-            digest=digest,
+            digest=filed_under,
             fingerprint=fingerprint(body, query, secret=secret),
             key=key,
             tenant=tenant,
             service=service,
             operation=operation,
         ),
-        forwarded=key if is_plain else digest,
+        forwarded=key if is_plain else filed_under,
     )
 
 

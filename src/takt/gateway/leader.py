@@ -161,8 +161,12 @@ class Leader:
                 _report(one, error)
                 one.end()
                 raise
-            one.success(self._parts.clock.now_ns() - begin_ns)
-            answer.on_close = one.end
+            latency_ns = self._parts.clock.now_ns() - begin_ns
+            if answer.is_good:  # which is noted once the client has it
+                answer.on_close = lambda: one.end_well(latency_ns)
+            else:
+                one.success(latency_ns)
+                answer.on_close = one.end
             return answer
 
         if self._policy.hedge_after_ms is None:

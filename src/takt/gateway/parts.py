@@ -19,6 +19,8 @@ from takt.gateway.states import OnUnknown
 from takt.gateway.store.base import Store
 from takt.gateway.tracing import Tracing
 
+_ON_UNKNOWN = {one.value: one for one in OnUnknown}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -38,4 +40,4 @@ class Parts:
     rng: random.Random
 
     def on_unknown(self, route: Route) -> OnUnknown:
-        return route.retry.on_unknown or OnUnknown(self.options.on_unknown)
+        return route.retry.on_unknown or _ON_UNKNOWN[self.options.on_unknown]

@@ -142,7 +142,7 @@ class RecordWriter:
             kept = Head(head.status, head.headers, is_body_kept=False)
         end = Finish(
             state=state,
-            ttl_ms=1000 * int(getattr(self._ttl, state.value)),
+            ttl_ms=1000 * int(getattr(self._ttl, state)),
             head=kept,
             first_chunk=self._num_chunks,
             chunks=chunks,

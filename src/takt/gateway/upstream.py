@@ -57,6 +57,11 @@ class Upstream:
     def failure(self) -> None:
         self.breaker.failure()
 
+    def end_well(self, latency_ns: int) -> None:
+        """`success` and `end` in one, of an answer that came whole at once."""
+        self.success(latency_ns)
+        self.end()
+
     def end(self) -> None:
         self.num_in_flight -= 1
 

@@ -29,6 +29,8 @@ class BadEncodingError(Exception):
 
 def encoding_to_undo(headers: Headers) -> str | None:
     """One of `DECODED`; None if the body passes as it is, as one encoded several times does."""
+    if "content-encoding" not in headers:
+        return None
     encoding = headers.joined("content-encoding").lower()
     return encoding if encoding in DECODED else None
 

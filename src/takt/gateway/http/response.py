@@ -49,9 +49,14 @@ class Response:
         self._done: asyncio.Future[None] | None = None
         self._error: Exception | None = None
 
+    @property
+    def has_whole(self) -> bool:
+        """Whether `whole` has the body."""
+        return self.is_whole and self._decoder is None
+
     def whole(self) -> bytes | None:
         """The body, if all of it has come already: short ones do, with their head."""
-        if not self.is_whole or self._decoder is not None:
+        if not self.has_whole:
             return None
         pieces, self._pieces = self._pieces, []
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -16,6 +16,7 @@ from takt.gateway.http.fields import (
     is_chunked_only,
 )
 from takt.gateway.http.response import BrokenExchangeError, Response
+from takt.gateway.prompt_task import Arrival
 
 MAX_ANSWER_HEAD_BYTES = 4 * MAX_HEAD_BYTES
 
@@ -35,9 +36,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._fields = FieldReader()
         self._is_in_head = False
         self._num_head_bytes = 0
-        self._head: asyncio.Future[Response] | None = None
+        self._head: Arrival[Response] | None = None
         """Somebody waits for an answer to begin."""
-        self._exchange: asyncio.Future[Response] | None = None
+        self._exchange: Arrival[Response] | None = None
         """Of the request whose answer is not whole yet: the future that its head was given to."""
         self._response: Response | None = None
         """The answer that comes now."""
@@ -45,7 +46,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._is_bodiless = self._is_until_close = self._is_ended = False
         self._keeps_alive = True
         self._timer: asyncio.TimerHandle | None = None
-        self._idle_seconds = 0.0
+        """Goes off no later than the answer is late, and runs on behind it: a timer made and ended
+        for each request costs more than one that looks again."""
+        self._head_until = self._idle_seconds = 0.0
         self._last_at = 0.0
 
     # -- one request and its answer -----------------------------------------------------------
@@ -61,9 +64,10 @@ class UpstreamConnection(asyncio.Protocol):
         """
         self._is_bodiless = is_head
         self._idle_seconds = idle_seconds
-        head: asyncio.Future[Response] = self._loop.create_future()
+        head: Arrival[Response] = Arrival(self._loop)
         self._head = self._exchange = head
-        self._timer = self._loop.call_later(response_seconds, self._on_no_answer)
+        self._head_until = self._loop.time() + response_seconds
+        self._wake_at(self._head_until)
         self._transport.write(request)
         try:
             return await head
@@ -77,16 +81,26 @@ class UpstreamConnection(asyncio.Protocol):
         """At once, if the connection is still in use; what comes of an answer is then lost."""
         self._break(BrokenExchangeError("it was given up"))
 
-    def _on_no_answer(self) -> None:
-        self._break(BrokenExchangeError("no answer in time", is_late=True))
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._look)
 
-    def _watch(self) -> None:
-        """The body stands still for too long, or will be looked at again."""
-        left = self._last_at + self._idle_seconds - self._loop.time()
-        if left > 0:
-            self._timer = self._loop.call_later(left, self._watch)
+    def _look(self) -> None:
+        """The answer takes too long, or will be looked at again."""
+        self._timer = None
+        if self._head is not None:
+            until, problem = self._head_until, "no answer in time"
+        elif self._response is not None:
+            until, problem = self._last_at + self._idle_seconds, "the answer stood still"
         else:
-            self._break(BrokenExchangeError("the answer stood still", is_late=True))
+            return
+        if self._loop.time() < until:
+            self._wake_at(until)
+        else:
+            self._break(BrokenExchangeError(problem, is_late=True))
 
     # -- the transport ------------------------------------------------------------------------
 
@@ -119,6 +133,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._break(cause)
             return
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._keeps_alive = False
             self._deliver()
             self._break(BrokenExchangeError("the answer is not valid HTTP/1.1"))
             return
@@ -141,9 +156,10 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if self._head is not None:
             # The head has come, and the body not yet all: from now on its pieces are waited for.
-            self._stop_timer()
-            self._timer = self._loop.call_later(self._idle_seconds, self._watch)
+            self._wake_at(self._loop.time() + self._idle_seconds)
+            self._last_at = self._loop.time()
             self._give_head(response)
+            return
         self._last_at = self._loop.time()
 
     def _give_head(self, response: Response) -> None:
@@ -152,18 +168,17 @@ class UpstreamConnection(asyncio.Protocol):
             head.set_result(response)
 
     def _end(self, response: Response, *, is_reusable: bool) -> None:
-        self._stop_timer()
         self._response = self._exchange = None
         self._is_ended = False
-        self._give_head(response)
         response.end()
         if is_reusable and self.is_open and not self._transport.get_write_buffer_size():
             self._on_free(self)
         else:
             self._hang_up()
+        # Last: whoever waits goes on at once, and may ask for another answer.
+        self._give_head(response)
 
     def _break(self, error: BrokenExchangeError) -> None:
-        self._stop_timer()
         self._exchange = None
         head, self._head = self._head, None
         response, self._response = self._response, None
@@ -174,14 +189,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._hang_up()
 
     def _hang_up(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self._transport.abort()
-
-    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.is_open:
+            self.is_open = False
+            self._transport.abort()
 
     # -- what the parser finds ----------------------------------------------------------------
 

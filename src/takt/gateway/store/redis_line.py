@@ -22,6 +22,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from takt.gateway.prompt_task import Arrival
+
 _ERRORS: dict[str, type[RedisError]] = {"NOSCRIPT": NoScriptError, "LOADING": BusyLoadingError}
 
 _NOT_YET = object()
@@ -36,7 +38,7 @@ class RedisLine(asyncio.Protocol):
         self.is_open = True
         self._loop = asyncio.get_running_loop()
         self._timeout_seconds = timeout_seconds
-        self._waiting: deque[tuple[asyncio.Future[Any], float]] = deque()
+        self._waiting: deque[tuple[Arrival[Any], float]] = deque()
         """Who waits for the answers to come, and since when."""
         self._timer: asyncio.TimerHandle | None = None
         self._reader = hiredis.Reader(
@@ -58,7 +60,7 @@ class RedisLine(asyncio.Protocol):
         """The command's answer. Raises `RedisError`."""
         if not self.is_open:
             raise RedisConnectionError("the connection was lost")
-        answer: asyncio.Future[Any] = self._loop.create_future()
+        answer: Arrival[Any] = Arrival(self._loop)
         self._waiting.append((answer, self._loop.time()))
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_seconds, self._look)

@@ -90,8 +90,10 @@ class LogSync:
         if self.is_syncing or self._last_seconds > self._max_inline_seconds:
             return False
         self._wanted_since, self._is_overdue = None, False
-        self._end([], self._timed_sync())
-        self.check()
+        error = self._timed_sync()
+        if error is not None or self._waiting:
+            self._end([], error)
+            self.check()
         return True
 
     def soon(self) -> None:

@@ -23,11 +23,9 @@ MAX_SCRIPTS_PER_COMMIT = 256
 
 CHECKPOINT_SECONDS = 4.0
 """A checkpoint keeps the disk busy for some milliseconds, which answers that are being recorded
-then wait for."""
-
-MAX_LOG_PAGES = 16_384
-"""Writers that never pause keep the log growing: at 64 MiB they are held up for a moment, after
-which it begins anew."""
+then wait for. What is written meanwhile is left over; writers are held up for the moment that this
+takes, since the log begins anew, in its old place, only once nothing is: a sync of a log that grows
+takes half as long again, for it must record the new length too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +95,11 @@ class SqliteThread:
     def _checkpoint(self) -> None:
         while not self._stop.wait(CHECKPOINT_SECONDS):
             try:
-                _, num_pages, _ = self._execute_checkpoint("PASSIVE")
-                if num_pages > MAX_LOG_PAGES:
-                    self._execute_checkpoint("RESTART")
+                self._checkpoints.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+                self._checkpoints.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
             except sqlite3.Error:
                 # Busy or full: the log only grows, and the writer reports what is wrong.
                 continue
-
-    def _execute_checkpoint(self, mode: str) -> tuple[int, int, int]:
-        """Whether it was held up, pages of the log, and how many of them are in the database."""
-        row: tuple[int, int, int] = self._checkpoints.execute(
-            f"PRAGMA wal_checkpoint({mode})"
-        ).fetchone()
-        return row
 
 
 def run_in_transaction(
