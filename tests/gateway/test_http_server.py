@@ -47,6 +47,29 @@ def test_thousands_of_requests_in_one_packet_are_no_recursion(runner: asyncio.Ru
     runner.run(scenario())
 
 
+def test_thousands_that_are_answered_at_once_leave_others_their_turn(
+    runner: asyncio.Runner,
+) -> None:
+    num_requests = 3000
+    seen_by_others: list[int] = []
+
+    async def at_once(exchange: Exchange) -> None:
+        if not seen_by_others:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: seen_by_others.append(len(application.seen)))
+        await echo(exchange)
+
+    application = EchoApplication(answer=at_once)
+
+    async def scenario() -> None:
+        async with Served(application) as served:
+            answered = await served.ask(post(b"") * num_requests + post(b"", b"Connection: close"))
+        assert answered.count(b"HTTP/1.1 200") == num_requests + 1
+        assert seen_by_others[0] < 10
+
+    runner.run(scenario())
+
+
 def test_an_offer_to_upgrade_is_passed_over(runner: asyncio.Runner) -> None:
     async def scenario() -> None:
         async with Served(EchoApplication()) as served:

@@ -40,9 +40,9 @@ class Disk:
         self.works.wait()
         if self.error is not None:
             raise self.error
-        self.num_syncs += 1
         shutil.copy(self._path, self._image)
         shutil.copy(self._log(self._path), self._image)
+        self.num_syncs += 1
 
     def after_power_loss(self) -> SqliteStore:
         """A store on what a loss of power now would leave."""

@@ -19,8 +19,8 @@ Work = Coroutine[Any, Any, None]
 def start_now(work: Work, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
     """What is left of it as a task; None if it has ended already.
 
-    Raises what it raises until it waits for the first time. Until then `asyncio.current_task` is the
-    caller's or none: it must not look at it, as `asyncio.timeout` does.
+    Raises what it raises until it waits for the first time. Until then `asyncio.current_task` is
+    the caller's or none: it must not look at it, as `asyncio.timeout` does.
     """
     try:
         waits_for = work.send(None)

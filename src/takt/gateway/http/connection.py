@@ -11,6 +11,7 @@ import termios
 from typing import Protocol, cast
 
 from takt.gateway.errors import GatewayError, error_answer
+from takt.gateway.http.application import Application
 from takt.gateway.http.exchange import Exchange
 from takt.gateway.http.fields import Headers
 from takt.gateway.http.limits import MIN_READ_BYTES
@@ -42,26 +43,6 @@ MAX_TURNED_AWAY = 256
 """Connections beyond the limit that are told so at a time; further ones are closed at once."""
 
 _NEVER = float("inf")
-
-
-class Application(Protocol):
-    max_body_bytes: int
-
-    def admit(self, exchange: Exchange) -> None:
-        """Looks at a head before the body is read. Raises `GatewayError` to refuse it."""
-        ...
-
-    async def handle(self, exchange: Exchange) -> None:
-        """Answers an admitted request, whose body is whole. Cancelled if its client goes."""
-        ...
-
-    def dismiss(self, exchange: Exchange) -> None:
-        """An admitted request will not be handled: its body never came."""
-        ...
-
-    def refused(self, error: GatewayError) -> None:
-        """A request was answered with this, and not handled."""
-        ...
 
 
 class Site(Protocol):
@@ -203,10 +184,13 @@ class ClientConnection(asyncio.Protocol):
                 return
             elif current.problem is None:
                 self._start(current)
-                if self._current is not None:
-                    return
+                return
             else:
                 self._refuse(current, current.problem)
+
+    def _go_on(self) -> None:
+        if self._current is None:
+            self._advance()
 
     def _take_turn(self) -> bool:
         """Whether there was a request whose turn it could be.
@@ -265,6 +249,9 @@ class ClientConnection(asyncio.Protocol):
         self._is_handling = self._is_starting = True
         self._task = start_now(self._run(current), self._loop)
         self._is_starting = False
+        if self._current is None:
+            # Answered at once. Thousands may follow in one packet, and others wait for their turn.
+            self._loop.call_soon(self._go_on)
 
     async def _run(self, current: Exchange) -> None:
         try:

@@ -7,7 +7,8 @@ import email.utils
 import socket
 import ssl
 
-from takt.gateway.http.connection import Application, ClientConnection
+from takt.gateway.http.application import Application
+from takt.gateway.http.connection import ClientConnection
 from takt.gateway.http.limits import MAX_CONNECTIONS, READ_SECONDS
 
 KEEP_ALIVE_SECONDS = 75.0
