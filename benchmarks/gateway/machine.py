@@ -35,9 +35,12 @@ def _cpu_ticks() -> tuple[int, int]:
 
 def sync_ms(directory: Path, gap_ms: float = 0.0) -> list[float]:
     """What a promise of durability costs here at least: a write of 4 KiB and its sync, `gap_ms`
-    behind the one before."""
+    behind the one before, into a file that does not grow."""
     times = []
-    with (directory / "sync").open("wb", buffering=0) as file:
+    with (directory / "sync").open("w+b", buffering=0) as file:
+        file.write(bytes(4096 * NUM_SYNCS))
+        os.fsync(file.fileno())
+        file.seek(0)
         for _ in range(NUM_SYNCS):
             time.sleep(gap_ms / 1000)
             begin = time.perf_counter_ns()
