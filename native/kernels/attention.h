@@ -12,11 +12,17 @@ namespace takt {
 // (n / 64 + 16) * 2^-24, all terms of the sum being positive.
 void rms_norm_row(const float* x, const float* weight, float eps, int64_t n, float* out);
 
+// sum[i] = a[i] + b[i], and its norm as rms_norm_row's.
+void add_rms_norm_row(const float* a, const float* b, const float* weight, float eps, int64_t n,
+                      float* sum, float* out);
+
 // out[i] = a[i] + b[i].
 void add_row(const float* a, const float* b, int64_t n, float* out);
 
-// Rotates the halves of one head: (x, y) -> (x cos - y sin, y cos + x sin); out may be head.
-void rope_head(const float* head, int64_t head_dim, const float* cos, const float* sin, float* out);
+// Rotates the halves of each head: (x, y) -> (x cos - y sin, y cos + x sin); out may be heads.
+// heads, out: [num_heads, head_dim]; cos, sin: [head_dim / 2].
+void rope_heads(const float* heads, int64_t num_heads, int64_t head_dim, const float* cos,
+                const float* sin, float* out);
 
 enum class Gate { kSilu, kGeluTanh };
 // out[i] = act(gate[i]) * up[i]; out may be gate or up. The relative error of act(x) is below

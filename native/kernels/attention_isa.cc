@@ -5,7 +5,7 @@
 //              chain of a piece's even elements plus that of its odd ones, added to the sum before
 //              it; times the scale of K at p where the cache's type has one
 //   max        of the visible scores
-//   sum        of e^(score - max): position p goes to lane p % 16 in order, then the lanes
+//   sum        of e^(score - max), 0 below 2^-56 (exp.h): position p goes to lane p % 16 in order, then the lanes
 //   weighted V sum over the visible positions in pieces of 16, at absolute multiples of 16: the
 //              chain of a piece's even positions plus that of its odd ones; weights are times V's
 //              scales
@@ -50,13 +50,21 @@ struct Batch {
   alignas(64) float widened[kWidenedTiles][kTile * kMaxHeadDim];
 };
 
+// All rows' greatest scores first: the weights of one need not wait for its own then.
 template <class Type>
 void softmax_all(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, Batch* batch) {
   for (int r = 0; r < batch->count; ++r) {
     if (is_empty(batch->visible[r])) continue;
+    batch->out[r][0] =
+        greatest_score(a, tiles, start, batch->visible[r], batch->weight + r * kSplit);
+  }
+  for (int r = 0; r < batch->count; ++r) {
+    if (is_empty(batch->visible[r])) continue;
     float* weight = batch->weight + r * kSplit;
-    softmax(a, tiles, start, batch->visible[r], weight, batch->out[r],
-            [weight](int p, Vec16 w) { store(weight + p, w); });
+    batch->out[r][1] = weigh_scores(tiles, start, batch->visible[r], batch->out[r][0], weight,
+                                    [weight](int p, Vec16 w) {
+                                      store(weight + p, Type::kRounds ? rounded_to_bf16(w) : w);
+                                    });
   }
 }
 

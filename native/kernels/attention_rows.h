@@ -31,41 +31,71 @@ TAKT_VEC_INLINE Range visible_to(const AttentionArgs& a, int64_t start, int32_t 
           int(newest < 0 ? 0 : newest < kSplit ? newest + 1 : kSplit)};
 }
 
-// Gives the weights of V that the visible scores of a row become to `put(position, weights)`, 16 at
-// a time; those of the edge tiles' positions that it does not see are 0 or not to be read. Writes
-// max and sum.
-template <class Type, class Put>
-TAKT_VEC_INLINE void softmax(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start,
-                             Range visible, float* score, float* out, Put put) {
-  const Vec16 least_score = set1(-kInfinity);
-  const Vec16 cap = set1(a.softcap);
-  const int first = visible.begin / int(kTile) * int(kTile);
-  Vec16 lane_max = least_score;
-  for (int p = first; p < visible.end; p += kTile) {
-    Vec16 s = load(score + p);
-    if constexpr (Type::kScales) s = s * tiles.key_scales(start + p);
-    if (a.softcap != 0.0f) s = cap * tanh(s / cap);
-    if (p < visible.begin || p + kTile > visible.end) {
-      s = lanes_between(s, most(visible.begin - p, 0), least(visible.end - p, kTile), least_score);
+// Of the first tile that has visible positions.
+TAKT_VEC_INLINE int first_position(Range visible) {
+  return visible.begin / int(kTile) * int(kTile);
+}
+
+// Brings the scores of the tiles from `first` on to their final form, and those that the row does
+// not see to -infinity.
+template <class Type>
+TAKT_VEC_INLINE void finish_scores(const AttentionArgs& a, const KVTiles<Type>& tiles,
+                                   int64_t start, Range visible, int first, float* score) {
+  if (Type::kScales || a.softcap != 0.0f) {
+    const Vec16 cap = set1(a.softcap);
+    for (int p = first; p < visible.end; p += kTile) {
+      Vec16 s = load(score + p);
+      if constexpr (Type::kScales) s = s * tiles.key_scales(start + p);
+      if (a.softcap != 0.0f) s = cap * tanh(s / cap);
+      store(score + p, s);
     }
-    store(score + p, s);
-    lane_max = max(s, lane_max);
   }
-  const float row_max = max_lanes(lane_max);
+  const Vec16 unseen = set1(-kInfinity);
+  if (first < visible.begin) {
+    store(score + first,
+          lanes_between(load(score + first), visible.begin - first, kTile, unseen));
+  }
+  if (visible.end % kTile != 0) {
+    float* last = score + visible.end / int(kTile) * int(kTile);
+    store(last, lanes_between(load(last), 0, visible.end % int(kTile), unseen));
+  }
+}
+
+// The greatest of a row's visible scores, which are brought to their final form.
+template <class Type>
+TAKT_VEC_INLINE float greatest_score(const AttentionArgs& a, const KVTiles<Type>& tiles,
+                                     int64_t start, Range visible, float* score) {
+  const int first = first_position(visible);
+  finish_scores(a, tiles, start, visible, first, score);
+  Vec16 even = set1(-kInfinity), odd = even;
+  int p = first;
+  for (; p + kTile < visible.end; p += 2 * kTile) {
+    even = max(load(score + p), even);
+    odd = max(load(score + p + kTile), odd);
+  }
+  if (p < visible.end) even = max(load(score + p), even);
+  return max_lanes(max(odd, even));
+}
+
+// Gives the weights of V that a row's visible scores become to `put(position, weights)`, 16 at a
+// time and not yet rounded; those of the edge tiles' positions that it does not see are 0 or not to
+// be read. Returns the sum of e^(score - greatest).
+template <class Type, class Put>
+TAKT_VEC_INLINE float weigh_scores(const KVTiles<Type>& tiles, int64_t start, Range visible,
+                                   float greatest, const float* score, Put put) {
   Vec16 sum = set1(0.0f);
-  for (int p = first; p < visible.end; p += kTile) {
-    const Vec16 e = exp(load(score + p) - set1(row_max));
+  for (int p = first_position(visible); p < visible.end; p += kTile) {
+    const Vec16 e = exp_of_nonpositive(load(score + p) - set1(greatest));
     sum = sum + e;
     if constexpr (Type::kScales) {
       put(p, e * tiles.value_scales(start + p));
-    } else if constexpr (Type::kRounds) {
-      put(p, rounded_to_bf16(e));
-    } else {
+    } else if constexpr (Type::kScale != 1.0f) {
       put(p, e * set1(Type::kScale));
+    } else {
+      put(p, e);
     }
   }
-  out[0] = row_max;
-  out[1] = sum_lanes(sum);
+  return sum_lanes(sum);
 }
 
 }  // namespace takt::TAKT_ISA

@@ -1,5 +1,6 @@
 #include "kernels/kv.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -7,6 +8,7 @@
 
 #include "kernels/float16.h"
 #include "kernels/float8.h"
+#include "kernels/kv_kernels.h"
 #include "kernels/kv_layout.h"
 #include "kernels/round_bf16.h"
 
@@ -80,6 +82,31 @@ uint16_t encode_int8(const float* x, int64_t n, Row<uint8_t>* row) {
   return scale;
 }
 
+// A tile's own lines are written as they are; below this a token's elements go one by one, each to
+// its line.
+constexpr int64_t kMinTileRows = 4;
+
+const KVKernels& kernels() {
+  static constexpr const KVKernels* kTables[] = TAKT_ISA_TABLES_WITH_BF16(kKVKernels);
+  return *kTables[isa_index()];
+}
+
+// How many of `count` slots follow the first one in its tile, itself included.
+int64_t rows_of_tile(const int64_t* slots, int64_t count) {
+  const int64_t most = std::min(count, kTile - slots[0] % kTile);
+  int64_t rows = 1;
+  while (rows < most && slots[rows] == slots[0] + rows) ++rows;
+  return rows;
+}
+
+// Whether whole vectors may be stored: the thread sanitizer is shown relaxed stores of elements.
+bool stores_tiles(const KVLayer& kv) {
+#if defined(__SANITIZE_THREAD__)
+  return false;
+#endif
+  return kv.type == KVType::kBF16 && kv.block_size % kTile == 0;
+}
+
 }  // namespace
 
 void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, const float* v) {
@@ -117,6 +144,28 @@ void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, 
       store_shared(kv.v + scale, encode_int8(v, n, &value));
       return store.template operator()<1>(key, value);
     }
+  }
+}
+
+void kv_store_rows(const KVLayer& kv, const int64_t* slots, int64_t count, int64_t kv_head,
+                   const float* k, int64_t k_stride, const float* v, int64_t v_stride) {
+  const bool tiles = stores_tiles(kv);
+  for (int64_t i = 0; i < count;) {
+    const int64_t rows = tiles ? rows_of_tile(slots + i, count - i) : 1;
+    const float* first_k = k + i * k_stride;
+    const float* first_v = v + i * v_stride;
+    if (rows < kMinTileRows) {
+      for (int64_t r = 0; r < rows; ++r) {
+        kv_store(kv, slots[i + r], kv_head, first_k + r * k_stride, first_v + r * v_stride);
+      }
+    } else {
+      const int64_t position = slots[i] % kv.block_size, first = position % kTile;
+      const int64_t tile = piece_offset(kv, slots[i] / kv.block_size, kv_head) +
+                           (position - first) * kv.head_dim * int64_t(sizeof(uint16_t));
+      kernels().store_tile(first_k, k_stride, first_v, v_stride, kv.head_dim, int(first),
+                           int(rows), kv.k + tile, kv.v + tile);
+    }
+    i += rows;
   }
 }
 

@@ -42,4 +42,9 @@ inline constexpr int64_t kMaxHeadDim = 256;
 // two threads at once with equal values (stores are relaxed atomics where a sanitizer watches).
 void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, const float* v);
 
+// The same for `count` tokens of one head whose rows lie `k_stride` and `v_stride` floats apart:
+// slots that follow each other are written together.
+void kv_store_rows(const KVLayer& kv, const int64_t* slots, int64_t count, int64_t kv_head,
+                   const float* k, int64_t k_stride, const float* v, int64_t v_stride);
+
 }  // namespace takt

@@ -15,13 +15,18 @@ void rms_norm_row(const float* x, const float* weight, float eps, int64_t n, flo
   kernels().rms_norm(x, weight, eps, n, out);
 }
 
+void add_rms_norm_row(const float* a, const float* b, const float* weight, float eps, int64_t n,
+                      float* sum, float* out) {
+  kernels().add_rms_norm(a, b, weight, eps, n, sum, out);
+}
+
 void add_row(const float* a, const float* b, int64_t n, float* out) {
   kernels().add(a, b, n, out);
 }
 
-void rope_head(const float* head, int64_t head_dim, const float* cos, const float* sin,
-               float* out) {
-  kernels().rope(head, head_dim, cos, sin, out);
+void rope_heads(const float* heads, int64_t num_heads, int64_t head_dim, const float* cos,
+                const float* sin, float* out) {
+  kernels().rope(heads, num_heads, head_dim, cos, sin, out);
 }
 
 void gate_row(Gate kind, const float* gate, const float* up, int64_t n, float* out) {

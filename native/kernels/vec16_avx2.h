@@ -79,6 +79,11 @@ TAKT_VEC_INLINE uint32_t equal_mask(Vec16 a, Vec16 b) {
   return uint32_t(lo) | uint32_t(hi) << 8;
 }
 
+TAKT_VEC_INLINE Vec16 product_or_0(Vec16 x, Vec16 y, Vec16 a, Vec16 b) {
+  return {_mm256_and_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_NLT_UQ), _mm256_mul_ps(x.lo, y.lo)),
+          _mm256_and_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_NLT_UQ), _mm256_mul_ps(x.hi, y.hi))};
+}
+
 TAKT_VEC_INLINE Vec16 exponent_from_low_bits(Vec16 x) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.lo), 23)),
           _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x.hi), 23))};
@@ -135,12 +140,21 @@ TAKT_VEC_INLINE __m256 eight_to_bf16(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i is_odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
   const __m256i up = _mm256_add_epi32(is_odd, _mm256_set1_epi32(0x7fff));
-  const __m256 nearest = widen_odd(_mm256_add_epi32(bits, up));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256 nearest =
+      widen_odd(_mm256_blendv_epi8(_mm256_add_epi32(bits, up), quiet, is_nan));
   const __m256 size = _mm256_andnot_ps(_mm256_set1_ps(-0.0f), nearest);
   return _mm256_and_ps(nearest, _mm256_cmp_ps(size, _mm256_set1_ps(0x1p-56f), _CMP_NLT_UQ));
 }
 TAKT_VEC_INLINE Vec16 rounded_to_bf16(Vec16 x) {
   return {eight_to_bf16(x.lo), eight_to_bf16(x.hi)};
+}
+TAKT_VEC_INLINE void store_rounded_bf16(uint16_t* p, Vec16 x) {
+  const auto codes = [](__m256 y) { return _mm256_srli_epi32(_mm256_castps_si256(y), 16); };
+  const Vec16 near = rounded_to_bf16(x);
+  const __m256i mixed = _mm256_packus_epi32(codes(near.lo), codes(near.hi));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 
 TAKT_VEC_INLINE __m256 eight_from_int8(const uint8_t* p) {

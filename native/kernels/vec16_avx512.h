@@ -52,6 +52,11 @@ TAKT_VEC_INLINE uint32_t equal_mask(Vec16 a, Vec16 b) {
   return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ);
 }
 
+// x * y, or 0 in lanes where a < b.
+TAKT_VEC_INLINE Vec16 product_or_0(Vec16 x, Vec16 y, Vec16 a, Vec16 b) {
+  return {_mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_NLT_UQ), x.v, y.v)};
+}
+
 // The float whose bits are those of x shifted left by 23.
 TAKT_VEC_INLINE Vec16 exponent_from_low_bits(Vec16 x) {
   const __m512i bits = _mm512_castps_si512(x.v);
@@ -105,24 +110,48 @@ TAKT_VEC_INLINE Vec16 load_bf16(const uint16_t* p) {
 }
 
 // To the nearest bf16, ties to even, and to 0 below 2^-56 (round_bf16.h says why). A NaN stays one.
+#if defined(__AVX512BF16__)
+// Half a step below 2^-56 it is a tie, and rounds up.
+TAKT_VEC_INLINE __m256i bf16_codes(Vec16 x) {
+  const __m512 size = _mm512_abs_ps(x.v);
+  const __mmask16 counts = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0x1.ffp-57f), _CMP_NLT_UQ);
+  return reinterpret_cast<__m256i>(_mm512_maskz_cvtneps_pbh(counts, x.v));
+}
+TAKT_VEC_INLINE Vec16 rounded_to_bf16(Vec16 x) {
+  const __m512i words = _mm512_maskz_cvtepu16_epi32(kAllLanes, bf16_codes(x));
+  return {_mm512_castsi512_ps(_mm512_maskz_slli_epi32(kAllLanes, words, 16))};
+}
+#else
 TAKT_VEC_INLINE Vec16 rounded_to_bf16(Vec16 x) {
   const __m512i bits = _mm512_castps_si512(x.v);
   const __m512i is_odd = _mm512_and_si512(_mm512_maskz_srli_epi32(kAllLanes, bits, 16),
                                           _mm512_set1_epi32(1));
   const __m512i up = _mm512_add_epi32(is_odd, _mm512_set1_epi32(0x7fff));
   const __m512i high = _mm512_set1_epi32(int(0xffff0000u));
-  const __m512 nearest = _mm512_castsi512_ps(_mm512_and_si512(_mm512_add_epi32(bits, up), high));
-  const __m512 size = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(nearest),
-                                                           _mm512_set1_epi32(0x7fffffff)));
-  const __mmask16 counts = _mm512_cmp_ps_mask(size, _mm512_set1_ps(0x1p-56f), _CMP_NLT_UQ);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __mmask16 is_number = _mm512_cmp_ps_mask(x.v, x.v, _CMP_ORD_Q);
+  const __m512i moved = _mm512_mask_add_epi32(quiet, is_number, bits, up);
+  const __m512 nearest = _mm512_castsi512_ps(_mm512_and_si512(moved, high));
+  const __mmask16 counts = _mm512_cmp_ps_mask(_mm512_abs_ps(nearest), _mm512_set1_ps(0x1p-56f),
+                                              _CMP_NLT_UQ);
   return {_mm512_maskz_mov_ps(counts, nearest)};
 }
-
-// Stores numbers that are bf16 as such.
-TAKT_VEC_INLINE void store_bf16(uint16_t* p, Vec16 x) {
-  const __m512i bits = _mm512_maskz_srli_epi32(kAllLanes, _mm512_castps_si512(x.v), 16);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_maskz_cvtepi32_epi16(kAllLanes, bits));
+TAKT_VEC_INLINE __m256i bf16_codes(Vec16 x) {
+  const __m512i bits = _mm512_castps_si512(rounded_to_bf16(x).v);
+  return _mm512_maskz_cvtepi32_epi16(kAllLanes, _mm512_maskz_srli_epi32(kAllLanes, bits, 16));
+}
+#endif
+TAKT_VEC_INLINE void store_rounded_bf16(uint16_t* p, Vec16 x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bf16_codes(x));
+}
+// The same for x of which none is below 2^-56 but 0.
+TAKT_VEC_INLINE void store_nearest_bf16(uint16_t* p, Vec16 x) {
+#if defined(__AVX512BF16__)
+  const __m256i codes = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v));
+#else
+  const __m256i codes = bf16_codes(x);
+#endif
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), codes);
 }
 
 // 16 int8. `half` reads 8, zeros behind them.

@@ -118,6 +118,13 @@ TAKT_VEC_INLINE uint32_t equal_mask(Vec16 a, Vec16 b) {
   return out;
 }
 
+TAKT_VEC_INLINE Vec16 product_or_0(Vec16 x, Vec16 y, Vec16 a, Vec16 b) {
+  const F32x4 zero = {};
+  Vec16 out;
+  for (int i = 0; i < 4; ++i) out.v[i] = select4(a.v[i] < b.v[i], zero, x.v[i] * y.v[i]);
+  return out;
+}
+
 TAKT_VEC_INLINE Vec16 exponent_from_low_bits(Vec16 x) {
   Vec16 out;
   for (int i = 0; i < 4; ++i) {
@@ -183,12 +190,22 @@ TAKT_VEC_INLINE Vec16 rounded_to_bf16(Vec16 x) {
   Vec16 out;
   for (int i = 0; i < 4; ++i) {
     const U32x4 bits = reinterpret_cast<U32x4>(x.v[i]);
-    const U32x4 nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
+    const U32x4 is_nan = reinterpret_cast<U32x4>(x.v[i] != x.v[i]);
+    const U32x4 moved = bits + 0x7fffu + (bits >> 16 & 1u);
+    const U32x4 nearest = ((moved & ~is_nan) | ((bits | 0x400000u) & is_nan)) & 0xffff0000u;
     const F32x4 size = reinterpret_cast<F32x4>(nearest & 0x7fffffffu);
     const I32x4 is_small = size < 0x1p-56f;
     out.v[i] = reinterpret_cast<F32x4>(nearest & ~reinterpret_cast<U32x4>(is_small));
   }
   return out;
+}
+
+TAKT_VEC_INLINE void store_rounded_bf16(uint16_t* p, Vec16 x) {
+  const Vec16 near = rounded_to_bf16(x);
+  for (int i = 0; i < 4; ++i) {
+    const U32x4 codes = reinterpret_cast<U32x4>(near.v[i]) >> 16;
+    for (int j = 0; j < 4; ++j) p[4 * i + j] = uint16_t(codes[j]);
+  }
 }
 
 TAKT_VEC_INLINE F32x4 four_from_int8(const uint8_t* p) {

@@ -51,10 +51,11 @@ void Norm::run(TileRun tile) const noexcept {
       r = y;
     }
     if (residual) {
-      add_row(residual->f32(row, gathered_residual), r, n, sum->f32(row));
-      r = sum->f32(row);
+      add_rms_norm_row(residual->f32(row, gathered_residual), r, operands_.weight->data(),
+                       operands_.eps, n, sum->f32(row), normed.f32(row));
+    } else {
+      rms_norm_row(r, operands_.weight->data(), operands_.eps, n, normed.f32(row));
     }
-    rms_norm_row(r, operands_.weight->data(), operands_.eps, n, normed.f32(row));
     normed.finish(row);
     if (sum) sum->finish(row);
   }

@@ -35,8 +35,10 @@ class RopeCache final : public Instruction {
 
  private:
   TileGrid grid_for(int32_t rows) const;
-  // Rotates a head into `to`, normalised if `norm` is given.
-  void rotate(const float* head, const SharedVector& norm, int32_t position, float* to) const;
+  int64_t max_kv_heads() const;  // of a tile
+  // Rotates the heads of one token into `to`, normalised if `norm` is given.
+  void rotate(const float* heads, int64_t num_heads, const SharedVector& norm, int32_t position,
+              float* to) const;
 
   int64_t max_num_tokens_;
   int num_threads_;

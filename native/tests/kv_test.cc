@@ -1,6 +1,8 @@
 // What is written to the KV cache, read back through attention over a single token: the output is
 // the token's value.
+#include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -106,6 +108,58 @@ void test_int8_of_rows_that_have_no_scale() {
   CHECK(std::isfinite(read_back(KVType::kInt8, {std::numeric_limits<float>::max()})[0]));
 }
 
+// Numbers at the edges of rounding to bf16, and numbers that are none.
+std::vector<float> special_floats() {
+  std::vector<float> out = {0.0f, -0.0f, kInfinity, -kInfinity, kNaN, -kNaN, 0x1.ffp-57f,
+                            -0x1.ffp-57f, 0x1.fefffep-57f, 0x1p-56f, 1e-40f, -1e-40f, 3e38f};
+  for (const uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7f800001u, 0xff80ffffu, 0x7f7fffffu,
+                              0x3f808000u, 0x3f818000u, 0x3f808001u}) {
+    out.push_back(std::bit_cast<float>(bits));
+  }
+  return out;
+}
+
+// Tokens stored together leave the bytes that they leave one by one, those of other slots too.
+void test_rows_are_stored_as_one_by_one(KVType type, int64_t head_dim, int64_t block_size) {
+  test::Random random(5);
+  const std::vector<float> special = special_floats();
+  const int64_t num_blocks = 4, num_heads = 2, rows = 45;
+  const int64_t k_stride = head_dim + 3, v_stride = 2 * head_dim;
+  KVLayer layer{nullptr, nullptr, type, num_heads, block_size, head_dim};
+  std::vector<float> k(size_t(rows * k_stride)), v(size_t(rows * v_stride));
+  for (std::vector<float>* values : {&k, &v}) {
+    for (float& x : *values) {
+      x = random.below(8) == 0 ? special[size_t(random.below(int64_t(special.size())))]
+                               : random.between(-2.0f, 2.0f);
+    }
+  }
+  std::vector<int64_t> slots;  // runs of every length, from anywhere
+  while (slots.size() < size_t(rows)) {
+    int64_t slot = random.below(num_blocks * block_size);
+    for (int64_t run = random.below(20); run >= 0 && slot < num_blocks * block_size; --run) {
+      slots.push_back(slot++);
+    }
+  }
+  const std::vector<std::byte> empty(layer.block_bytes() * size_t(num_blocks), std::byte(0x5a));
+  for (const char* isa : available_isas()) {
+    select_isa(isa);
+    std::vector<std::byte> k_one = empty, v_one = empty, k_all = empty, v_all = empty;
+    for (int64_t head = 0; head < num_heads; ++head) {
+      layer.k = k_one.data();
+      layer.v = v_one.data();
+      for (int64_t i = 0; i < rows; ++i) {
+        kv_store(layer, slots[size_t(i)], head, &k[size_t(i * k_stride)], &v[size_t(i * v_stride)]);
+      }
+      layer.k = k_all.data();
+      layer.v = v_all.data();
+      kv_store_rows(layer, slots.data(), rows, head, k.data(), k_stride, v.data(), v_stride);
+    }
+    CHECK(k_one == k_all && v_one == v_all, "%s: head_dim %d, block_size %d", isa, int(head_dim),
+          int(block_size));
+  }
+  select_isa(nullptr);
+}
+
 void test_bytes_of_a_block() {
   const auto bytes = [](KVType type) {
     return KVLayer{nullptr, nullptr, type, 3, 16, 64}.block_bytes();
@@ -125,5 +179,13 @@ int main() {
   takt::test_e4m3_rounds_to_nearest_even_and_saturates();
   takt::test_int8_keeps_within_half_a_step_of_the_largest();
   takt::test_int8_of_rows_that_have_no_scale();
+  for (const int64_t head_dim : {16, 24, 40, 64, 80, 256}) {
+    for (const int64_t block_size : {8, 16, 24, 32}) {
+      takt::test_rows_are_stored_as_one_by_one(takt::KVType::kBF16, head_dim, block_size);
+    }
+  }
+  for (const auto type : {takt::KVType::kF32, takt::KVType::kFP8E4M3, takt::KVType::kInt8}) {
+    takt::test_rows_are_stored_as_one_by_one(type, 64, 16);
+  }
   takt::test_bytes_of_a_block();
 }

@@ -67,6 +67,24 @@ void test_rms_norm() {
   }
 }
 
+void test_add_and_norm_are_those_of_two_steps() {
+  Random random(5);
+  for (int64_t n : kSizes) {
+    const auto a = random_row(&random, n, 3.0f);
+    const auto b = random_row(&random, n, 3.0f);
+    const auto weight = random_row(&random, n, 2.0f);
+    std::vector<float> sum(static_cast<size_t>(n)), want(static_cast<size_t>(n));
+    add_row(a.data(), b.data(), n, sum.data());
+    rms_norm_row(sum.data(), weight.data(), 1e-5f, n, want.data());
+    const auto both = on_every_isa(size_t(2 * n), [&](float* to) {
+      add_rms_norm_row(a.data(), b.data(), weight.data(), 1e-5f, n, to, to + n);
+    });
+    for (size_t i = 0; i < size_t(n); ++i) {
+      CHECK(both[i] == sum[i] && both[size_t(n) + i] == want[i]);
+    }
+  }
+}
+
 void test_add() {
   Random random(2);
   for (int64_t n : kSizes) {
@@ -80,26 +98,29 @@ void test_add() {
 
 void test_rope() {
   Random random(3);
+  const int64_t num_heads = 3;
   for (int64_t head_dim : {16, 24, 40, 64, 80, 128, 256}) {
     const int64_t half = head_dim / 2;
-    const auto head = random_row(&random, head_dim, 3.0f);
+    const auto heads = random_row(&random, num_heads * head_dim, 3.0f);
     const auto angle = random_row(&random, half, 3.0f);
     std::vector<float> cos(angle.size()), sin(angle.size());
     for (size_t i = 0; i < angle.size(); ++i) {
       cos[i] = std::cos(angle[i]);
       sin[i] = std::sin(angle[i]);
     }
-    const auto out = on_every_isa(size_t(head_dim), [&](float* to) {
-      rope_head(head.data(), head_dim, cos.data(), sin.data(), to);
+    const auto out = on_every_isa(heads.size(), [&](float* to) {
+      rope_heads(heads.data(), num_heads, head_dim, cos.data(), sin.data(), to);
     });
-    auto in_place = head;
-    rope_head(in_place.data(), head_dim, cos.data(), sin.data(), in_place.data());
+    auto in_place = heads;
+    rope_heads(in_place.data(), num_heads, head_dim, cos.data(), sin.data(), in_place.data());
     CHECK(in_place == out);
-    for (size_t i = 0; i < size_t(half); ++i) {
-      const double x = head[i], y = head[i + size_t(half)], c = cos[i], s = sin[i];
-      const double tolerance = (std::abs(x) + std::abs(y)) * 0x1p-23;  // two roundings of each term
-      expect_near(out[i], x * c - y * s, tolerance, "rope, first half");
-      expect_near(out[i + size_t(half)], y * c + x * s, tolerance, "rope, second half");
+    for (size_t at = 0; at < heads.size(); at += size_t(head_dim)) {
+      for (size_t i = 0; i < size_t(half); ++i) {
+        const double x = heads[at + i], y = heads[at + i + size_t(half)], c = cos[i], s = sin[i];
+        const double tolerance = (std::abs(x) + std::abs(y)) * 0x1p-23;  // two roundings a term
+        expect_near(out[at + i], x * c - y * s, tolerance, "rope, first half");
+        expect_near(out[at + i + size_t(half)], y * c + x * s, tolerance, "rope, second half");
+      }
     }
   }
 }
@@ -176,6 +197,7 @@ void test_softcap() {
 
 int main() {
   takt::test_rms_norm();
+  takt::test_add_and_norm_are_those_of_two_steps();
   takt::test_add();
   takt::test_rope();
   takt::test_silu();
