@@ -23,7 +23,7 @@ from benchmarks.percentile import percentile
 
 from takt.bench.load import LoadRun
 from takt.plan.simulate.arrivals import Arrival
-from takt.plan.simulate.measured_steps import MeasuredSteps
+from takt.plan.simulate.measured_steps import MeasuredHalves, MeasuredSteps
 from takt.plan.simulate.result import SimulationResult
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.simulate.speed_trace import SpeedTrace
@@ -156,7 +156,7 @@ class Session:
 
 
 def simulated(
-    measured: MeasuredSteps,
+    measured: MeasuredSteps | MeasuredHalves,
     arrivals: Sequence[Arrival],
     *,
     policy: str = "fcfs",

@@ -42,8 +42,8 @@ def fitted(steps: Columns) -> MeasuredSteps:
 
 
 def learned(steps: Columns, start_ns: int) -> RecordedLoad:
-    """From the periods of a load that began at `start_ns`, every other stretch of time judged by
-    those between; with the machine's speed as it was."""
+    """From the periods of a load that began at `start_ns`, one half judged by the other; with the
+    machine's speed as it was."""
     ends_ns = (steps["update_end_ns"] - start_ns).tolist()
     timed = zip(ends_ns, samples(steps, periods_ns(steps)), strict=True)
     return learn([RecordedStep(end_ns, *sample) for end_ns, sample in timed if end_ns > 0])

@@ -15,6 +15,7 @@ from takt.plan.simulate.recorded_load import RecordedLoad, RecordedStep, learn
 from takt.plan.simulate.result import SimulationResult
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.simulate.speed_trace import SpeedTrace
+from takt.scheduler.step_kind import kind_of
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 TRUTH = StepTimeModel(
@@ -68,10 +69,10 @@ def test_the_load_is_served_again_as_it_was(
     again = simulate(replace(SERVER, duration=found.steps.drawn(7), speed=found.speed), load())
     for share in (0.5, 0.99):
         assert again.ttft_quantile_s(share) == pytest.approx(real.ttft_quantile_s(share), rel=0.1)
-        assert again.itl_quantile_s(share) == pytest.approx(real.itl_quantile_s(share), rel=0.05)
+        assert again.itl_quantile_s(share) == pytest.approx(real.itl_quantile_s(share), rel=0.08)
     before = [step for step in recorded if step.end_ns < 20e9]
     samples = [(step.features, step.duration_ns) for step in before]
-    measured = MeasuredSteps.of(found.steps.model, samples)
+    measured = MeasuredSteps.of(found.steps.halves[0].model, samples)
     unaware = simulate(replace(SERVER, duration=measured.drawn(7), speed=None), load())
     assert unaware.ttft_quantile_s(0.99) < 0.8 * real.ttft_quantile_s(0.99)
 
@@ -83,24 +84,25 @@ def test_the_machines_speed_is_told_from_what_its_steps_do(found: RecordedLoad) 
     assert abs(found.autocorrelation) < 0.3
 
 
-def test_residuals_are_of_steps_that_the_model_has_not_seen() -> None:
-    """Durations without any rule: a model judged by its own steps would be too good."""
+def test_steps_are_judged_by_a_model_that_has_not_seen_them() -> None:
+    """Every other stretch of 50 steps follows a rule of its own, which a fit to it would find."""
+
+    def duration_ns(i: int) -> float:
+        seqs = 2 + i % 3
+        return 2e6 + 2e6 * seqs if i // 50 % 2 else 14e6 - 2e6 * seqs
+
     steps = [
-        RecordedStep(i * 1e7, StepFeatures(1 + i % 3, 0, 100, 100), (8 + (i * 7919) % 5) * 1e6)
+        RecordedStep(i * 8e6, StepFeatures(2 + i % 3, 0, 100, 100), duration_ns(i))
         for i in range(2000)
     ]
-    steady = [
-        step if int(step.end_ns // 1e9) % 2 == 0 else step._replace(duration_ns=1e7)
-        for step in steps
-    ]
-    assert learn(steps).steps.model == learn(steady).steps.model
-    spread = [max(learn(one).steps.ratios_by_kind[0]) for one in (steps, steady)]
-    assert spread[0] > 1.1 > 1.05 > spread[1]
+    for half in learn(steps).steps.halves:
+        ratios = half.ratios_by_kind[kind_of(steps[0].features)]
+        assert max(ratios) > 1.2 * min(ratios)
 
 
 def test_too_short_a_load_cannot_be_halved() -> None:
-    steps = [RecordedStep(i * 1e7, StepFeatures(1, 0, 100, 100), 1e7) for i in range(60)]
-    with pytest.raises(PlanInputError, match="60 steps are too few"):
+    steps = [RecordedStep(i * 1e7, StepFeatures(1, 0, 100, 100), 1e7) for i in range(30)]
+    with pytest.raises(PlanInputError, match="30 steps are too few"):
         learn(steps)
     with pytest.raises(PlanInputError, match="no step"):
         learn([])

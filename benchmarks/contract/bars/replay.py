@@ -29,7 +29,7 @@ _LIKELY_RATE = 4.0
 
 
 def measure(session: Session) -> BarResult:
-    """Model, residuals and speed come from alternate stretches of the run: see `learned`."""
+    """Model, residuals and speed come from the run, one half judged by the other: see `learned`."""
     rate = session.simulated_capacity(session.first_steps, SCALE)
     per_s = SCALE * LOAD * (rate + 1 / LONG_EVERY_S)
     run_s = session.seconds(1.05 * LEAST_REQUESTS / per_s, 20.0)
@@ -66,8 +66,8 @@ def measure(session: Session) -> BarResult:
 
 
 SOURCE = (
-    "simulated with a model of every other stretch of the run, and with the residuals and the "
-    "machine's speed of those between"
+    "simulated with steps of the run: each stretch's residuals and speed are judged by a model of "
+    "the other half"
 )
 
 

@@ -20,7 +20,7 @@ from takt.verify.planned import Planned
 from takt.verify.prediction import Prediction, from_plan, from_steps
 from takt.verify.service import Service, ServiceError, started
 
-OF_LOAD = "of the load itself, every other stretch judged by those between"
+OF_LOAD = "of the load itself, each stretch judged by the others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,18 +32,28 @@ class MeasuredSteps:
     @classmethod
     def of(cls, model: StepTimeModel, samples: Samples) -> MeasuredSteps:
         """With the residuals of these steps. Raises `PlanInputError` without any."""
+        return cls.of_ratios(
+            model,
+            [
+                (kind_of(features), duration_ns / max(model.predict_ns(features), 1.0))
+                for features, duration_ns in samples
+            ],
+        )
+
+    @classmethod
+    def of_ratios(cls, model: StepTimeModel, ratios: Sequence[tuple[int, float]]) -> MeasuredSteps:
+        """With these residuals, each with the kind of its step."""
         by_kind: list[list[float]] = [[] for _ in range(NUM_KINDS)]
-        for features, duration_ns in samples:
-            ratio = duration_ns / max(model.predict_ns(features), 1.0)
-            by_kind[kind_of(features)].append(ratio)
-        pooled = [ratio for ratios in by_kind for ratio in ratios]
+        for kind, ratio in ratios:
+            by_kind[kind].append(ratio)
+        pooled = [ratio for _, ratio in ratios]
         if not pooled:
             raise PlanInputError("there are no measured steps whose residuals could be drawn")
-        kept = [ratios if len(ratios) >= _LEAST_OF_KIND else pooled for ratios in by_kind]
+        kept = [found if len(found) >= _LEAST_OF_KIND else pooled for found in by_kind]
         return cls(
             model,
-            tuple(tuple(ratios) for ratios in kept),
-            tuple(sum(ratios) / len(ratios) for ratios in kept),
+            tuple(tuple(found) for found in kept),
+            tuple(sum(found) / len(found) for found in kept),
         )
 
     def predict_ns(self, features: StepFeatures) -> float:
@@ -56,6 +66,24 @@ class MeasuredSteps:
 
     def drawn(self, seed: int) -> DrawnDuration:
         return DrawnDuration(self, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHalves:
+    """Two models, each with the residuals of steps that it has not seen; they take turns by chance,
+    so that what one of them is off by is in the durations as often as in the residuals."""
+
+    halves: tuple[MeasuredSteps, MeasuredSteps]
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        first, second = self.halves
+        return (first.predict_ns(features) + second.predict_ns(features)) / 2
+
+    def known(self) -> StepTimeModel:
+        return self.halves[0].known()
+
+    def drawn(self, seed: int) -> DrawnFromHalves:
+        return DrawnFromHalves(self, seed)
 
 
 class DrawnDuration:
@@ -72,3 +100,14 @@ class DrawnDuration:
 
     def predict_ns(self, features: StepFeatures) -> float:
         return self._predict_ns(features) * self._choice(self._ratios[kind_of(features)])
+
+
+class DrawnFromHalves:
+    """Each step as one of the two halves has it."""
+
+    def __init__(self, measured: MeasuredHalves, seed: int) -> None:
+        self._halves = [half.drawn(2 * seed + side) for side, half in enumerate(measured.halves)]
+        self._choice = random.Random(seed).choice
+
+    def predict_ns(self, features: StepFeatures) -> float:
+        return self._choice(self._halves).predict_ns(features)

@@ -1,8 +1,9 @@
 """From the steps that an engine made under a load to their replay, without judging by themselves.
 
-Time is cut into slices. Steps of every other one give the model; those between tell how far steps
-are from it, and how fast the machine was. No step is compared with a model that has seen it, and a
-machine that became slower in between, which no plan could know of, is slower in the replay too.
+Time is cut into stretches. A model that is fitted to every other one judges those between, and one
+fitted to those judges the rest: how far steps are from it, and how fast the machine was. No step is
+compared with a model that has seen it, and a machine that became slower meanwhile, which no plan
+could know of, is slower in the replay too.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from typing import NamedTuple
 import numpy as np
 
 from takt.plan.errors import PlanInputError
-from takt.plan.simulate.measured_steps import MeasuredSteps
+from takt.plan.simulate.measured_steps import MeasuredHalves, MeasuredSteps
 from takt.plan.simulate.speed_trace import SpeedTrace
 from takt.scheduler.step_kind import kind_of
 from takt.scheduler.step_time import StepFeatures, StepTimeModel
 
-_STEPS_PER_SLICE = 100
-_SLICE_NS = (0.5e9, 10e9)
-"""Shortest and longest slice; neighbours on a shared host come and go within seconds."""
+_STEPS_PER_SLICE = 50
+_SLICE_NS = (0.25e9, 5e9)
+"""Shortest and longest stretch; neighbours on a shared host come and go within seconds."""
+
+_POLISHING_ROUNDS = 5
 
 _LEAST_STEPS = 20
-"""Of a slice, whose median is to tell the machine's speed."""
+"""Of a stretch, whose median is to tell the machine's speed."""
 
 MAX_OF_KIND = 200
 """Samples of each kind of step in a fit, evenly among them: it is in plain Python, and large steps,
@@ -43,7 +46,7 @@ class RecordedStep(NamedTuple):
 class RecordedLoad:
     """What a simulation of the same load needs."""
 
-    steps: MeasuredSteps
+    steps: MeasuredHalves
     speed: SpeedTrace
     autocorrelation: float
     """Of one residual with the next, both bounded: what drawing them one by one leaves out."""
@@ -59,24 +62,30 @@ def learn(recorded: Sequence[RecordedStep]) -> RecordedLoad:
     for step in recorded:
         slices.setdefault(max(int(step.end_ns // slice_ns), 0), []).append(step)
     full = {number for number, steps in slices.items() if len(steps) >= _LEAST_STEPS}
-    if len(full) < 2 or len({number % 2 for number in full}) < 2:
+    if len({number % 2 for number in full}) < 2:
         raise PlanInputError(
             f"{len(recorded)} steps are too few to learn from one half and to judge by the other"
         )
-    model = _fit(slices, [number for number in full if number % 2 == 0])
-    judged = {number: slices[number] for number in sorted(full) if number % 2}
-    factors = _factors(model, judged)
-    samples = [
-        (step.features, step.duration_ns / factors[number])
-        for number, steps in judged.items()
-        for step in steps
-    ]
-    numbers = sorted(factors)
+    halves = [{n: slices[n] for n in sorted(full) if n % 2 == side} for side in (0, 1)]
+    models = [_fit(halves[1]), _fit(halves[0])]  # each for the half that it has not seen
+    factors: dict[int, float] = {}
+    judged, ordered = [], []
+    for model, half in zip(models, halves, strict=True):
+        factors |= (of_half := _factors(model, half))
+        ratios = [
+            (number, kind, ratio / of_half[number])
+            for number, steps in half.items()
+            for kind, ratio in _ratios(model, steps)
+        ]
+        judged.append(MeasuredSteps.of_ratios(model, [(kind, ratio) for _, kind, ratio in ratios]))
+        ordered += ratios
+    ordered.sort(key=lambda one: one[0])
+    numbers = sorted(full)
     filled = np.interp(range(max(slices) + 1), numbers, [factors[number] for number in numbers])
     return RecordedLoad(
-        MeasuredSteps.of(model, samples),
+        MeasuredHalves((judged[0], judged[1])),
         SpeedTrace(slice_ns, tuple(filled.tolist())),
-        _autocorrelation([duration / model.predict_ns(features) for features, duration in samples]),
+        _autocorrelation([ratio for _, _, ratio in ordered]),
     )
 
 
@@ -88,36 +97,44 @@ def fit_thinned(samples: Sequence[tuple[StepFeatures, float]]) -> StepTimeModel:
     return StepTimeModel.fit([sample for found in thinned for sample in found])
 
 
-def _fit(slices: dict[int, list[RecordedStep]], numbers: Iterable[int]) -> StepTimeModel:
-    """Twice: with what the first model says of the machine's speed in each slice, once more."""
-    chosen = {number: slices[number] for number in sorted(numbers)}
-    model = fit_thinned([(s.features, s.duration_ns) for steps in chosen.values() for s in steps])
-    factors = _factors(model, chosen)
+def _fit(slices: dict[int, list[RecordedStep]]) -> StepTimeModel:
+    """Twice: with what the first model says of the machine's speed in each stretch, once more."""
+    model = fit_thinned([(s.features, s.duration_ns) for steps in slices.values() for s in steps])
+    factors = _factors(model, slices)
     return fit_thinned(
         [
             (step.features, step.duration_ns / factors[number])
-            for number, steps in chosen.items()
+            for number, steps in slices.items()
             for step in steps
         ]
     )
 
 
+def _ratios(model: StepTimeModel, steps: Iterable[RecordedStep]) -> list[tuple[int, float]]:
+    """Kind, and measured / predicted, of each step."""
+    return [(kind_of(s.features), s.duration_ns / model.predict_ns(s.features)) for s in steps]
+
+
 def _factors(model: StepTimeModel, slices: dict[int, list[RecordedStep]]) -> dict[int, float]:
-    """The machine's speed in each slice: the median of measured / predicted, what is usual for the
-    step's kind apart, so that slices with many prompts do not look slow or fast."""
-    ratios = {
-        number: [(kind_of(s.features), s.duration_ns / model.predict_ns(s.features)) for s in steps]
-        for number, steps in slices.items()
-    }
-    of_kind: dict[int, list[float]] = {}
-    for pairs in ratios.values():
-        for kind, ratio in pairs:
-            of_kind.setdefault(kind, []).append(ratio)
-    usual = {kind: statistics.median(found) for kind, found in of_kind.items()}
-    return {
-        number: statistics.median(ratio / usual[kind] for kind, ratio in pairs)
-        for number, pairs in ratios.items()
-    }
+    """The machine's speed in each stretch: the median of measured / predicted, what is usual for
+    the step's kind apart, so that stretches with many prompts do not look slow or fast.
+
+    Stretches and kinds take turns (Tukey's median polish): large steps may be those of slow times.
+    """
+    ratios = {number: _ratios(model, steps) for number, steps in slices.items()}
+    usual: dict[int, float] = {}
+    factors: dict[int, float] = {}
+    for _ in range(_POLISHING_ROUNDS):
+        factors = {
+            number: statistics.median(ratio / usual.get(kind, 1.0) for kind, ratio in pairs)
+            for number, pairs in ratios.items()
+        }
+        of_kind: dict[int, list[float]] = {}
+        for number, pairs in ratios.items():
+            for kind, ratio in pairs:
+                of_kind.setdefault(kind, []).append(ratio / factors[number])
+        usual = {kind: statistics.median(found) for kind, found in of_kind.items()}
+    return factors
 
 
 def _autocorrelation(ratios: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 from takt.plan.errors import PlanInputError, require_whole
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
 from takt.plan.simulate.durations import NoisyDuration, StepDuration
-from takt.plan.simulate.measured_steps import MeasuredSteps
+from takt.plan.simulate.measured_steps import MeasuredHalves, MeasuredSteps
 from takt.plan.simulate.result import SimulationResult
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 
@@ -136,7 +136,7 @@ def _duration(experiment: Experiment, seed: int) -> StepDuration:
     base = experiment.server.duration
     if experiment.noise is not None:
         return NoisyDuration(base, noise=experiment.noise, bias=experiment.bias, seed=seed)
-    if not isinstance(base, MeasuredSteps):
+    if not isinstance(base, MeasuredSteps | MeasuredHalves):
         raise PlanInputError("only measured steps have residuals to draw")
     return NoisyDuration(base.drawn(seed), bias=experiment.bias)
 
