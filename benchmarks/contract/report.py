@@ -71,6 +71,8 @@ def _plots(session: Session) -> str:
         return ""
     served = session.mixed
     end_s, gap_ms = served.outcome.gaps()
+    if not len(gap_ms):
+        return ""
     ratio = durations_ns(served.steps) / np.maximum(served.steps["predicted_ns"], 1)
     begin_s = (served.steps["schedule_start_ns"] - served.steps["schedule_start_ns"][0]) / 1e9
     ttft = [t for t in served.outcome.times if not t.record.is_long]

@@ -22,7 +22,7 @@ from takt.scheduler.step_kind import kind_of
 from takt.scheduler.step_time import StepFeatures, StepTimeModel
 
 _STEPS_PER_SLICE = 50
-_SLICE_NS = (0.25e9, 5e9)
+_SLICE_NS = (0.25e9, 30e9)
 """Shortest and longest stretch; neighbours on a shared host come and go within seconds."""
 
 _POLISHING_ROUNDS = 5
