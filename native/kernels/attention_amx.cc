@@ -180,6 +180,9 @@ void find_tiles(const Tiles& tiles, int64_t start, int64_t head_dim, Range seen,
   }
 }
 
+// From where the one begins to where the other ends.
+Range spanning(Range a, Range b) { return {least(a.begin, b.begin), most(a.end, b.end)}; }
+
 void add_row(const float* query, float scale, int64_t head_dim, Range visible, float* out,
              Batch* batch) {
   const int row = batch->count++;
@@ -189,12 +192,12 @@ void add_row(const float* query, float scale, int64_t head_dim, Range visible, f
     out[0] = -kInfinity;
     std::memset(out + 1, 0, size_t(1 + head_dim) * sizeof(float));
   } else {
-    batch->seen = {least(batch->seen.begin, visible.begin), most(batch->seen.end, visible.end)};
+    batch->seen = spanning(batch->seen, visible);
   }
   uint16_t* to = batch->q + row / kTileRows * kTileRows * head_dim + row % kTileRows * kPiece;
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    store_rounded_bf16(to + d / kPiece * kTileRows * kPiece + d % kPiece,
-                       load(query + d) * set1(scale));
+  for (int64_t d = 0; d < head_dim; d += kPiece, to += kTileRows * kPiece) {
+    store_rounded_bf16(to, load(query + d) * set1(scale));
+    store_rounded_bf16(to + kLanes, load(query + d + kLanes) * set1(scale));
   }
 }
 
@@ -211,7 +214,8 @@ void attend(const AttentionArgs& a, const Tiles& tiles, const SeenTiles& seen, i
   weigh_all<kBlocks>(seen, head_dim, batch);
   for (int r = 0; r < batch->count; ++r) {
     if (is_empty(batch->visible[r])) continue;
-    std::memcpy(batch->out[r] + 2, batch->sums + r * head_dim, size_t(head_dim) * sizeof(float));
+    const float* sums = batch->sums + r * head_dim;
+    for (int64_t d = 0; d < head_dim; d += kLanes) store(batch->out[r] + 2 + d, load(sums + d));
   }
 }
 
@@ -230,19 +234,22 @@ bool split_of_many(const AttentionArgs& a, int64_t kv_head, int64_t split, int m
   for (int i = 0; i < m; ++i) {
     const Range visible = visible_to(a, start, positions[i]);
     if (is_empty(visible)) continue;
-    seen = {least(seen.begin, visible.begin), most(seen.end, visible.end)};
+    seen = spanning(seen, visible);
   }
   const Tiles tiles(a, kv_head, start + seen.begin, start + seen.end);
   SeenTiles seen_tiles;
   find_tiles(tiles, start, head_dim, seen, &seen_tiles);
   const int num_batches = (total + kMaxBatch - 1) / kMaxBatch;
+  int token = 0, head = 0;
   for (int b = 0; b < num_batches; ++b) {  // of even sizes
     Batch batch;
     const int last = int(int64_t(total) * (b + 1) / num_batches);
     for (int row = int(int64_t(total) * b / num_batches); row < last; ++row) {
-      const int token = row / heads, head = row % heads;
       add_row(q[token] + head * head_dim, a.scale, head_dim, visible_to(a, start, positions[token]),
               out[token] + head * int64_t(partial_floats(head_dim)), &batch);
+      if (++head < heads) continue;
+      head = 0;
+      ++token;
     }
     if (is_empty(batch.seen)) continue;
     const auto attend_blocks = batch.count <= kTileRows       ? &attend<1>

@@ -48,6 +48,10 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
 void add_rms_norm(const float* a, const float* b, const float* weight, float eps, int64_t n,
                   float* sum, float* out) {
   const float squares = sum_of_squares(n, [&](int64_t i, int count) {
+    // Of the next row, which most likely follows.
+    __builtin_prefetch(a + i + n);
+    __builtin_prefetch(b + i + n);
+    __builtin_prefetch(sum + i + n, 1);
     const Vec16 v = load_some(a + i, count) + load_some(b + i, count);
     store_some(sum + i, v, count);
     return v;

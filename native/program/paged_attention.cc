@@ -195,6 +195,9 @@ void AttentionCombine::combine_heads(const StepContext& step, int row, int64_t k
   if (work.item(first.item).is_final()) {
     const float* final =
         splits_->result(step, splits_instruction_, first.item, first.row, kv_head);
+    // The next row's lie behind all heads of this one, if they are in their place too.
+    const float* next = final + shape.num_heads * shape.head_dim;
+    for (int64_t i = 0; i < heads * shape.head_dim; i += 16) __builtin_prefetch(next + i);
     std::memcpy(out, final, size_t(heads * shape.head_dim) * sizeof(float));
     return;
   }
