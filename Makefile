@@ -3,8 +3,9 @@ MODEL ?= smollm2-135m
 PORT ?= 8000
 ARGS ?=
 EXTRA ?=
-# Each has servers and services of its own; a file stays with one, for what its tests share.
-TEST_PROCESSES ?= 2
+# Each has servers and services of its own; a file stays with one, for what its tests share. One more
+# than CPUs: each waits for other processes now and then.
+TEST_PROCESSES ?= 3
 PYTHON ?= python3
 
 VENV := .venv
@@ -28,24 +29,33 @@ $(VENV)/.venv-made:
 	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES) | $(VENV)/.venv-made
-	@scripts/check-prerequisites $(PYTHON)
-	@scripts/install $(BIN)
+$(VENV)/.packages: pyproject.toml | $(VENV)/.venv-made
+	@scripts/install $(BIN) packages
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/.installed
+$(VENV)/.installed: $(VENV)/.packages $(NATIVE_SOURCES)
+	@scripts/check-prerequisites $(PYTHON)
+	@scripts/install $(BIN) native
+	@touch $@
+
+$(VENV)/.test-packages: $(VENV)/.packages
 	@scripts/install $(BIN) test
 	@touch $@
 
-test: lint native-test unit
+TESTABLE := $(VENV)/.installed $(VENV)/.test-packages
 
-lint: $(VENV)/.installed-test
+# What the tests need is fetched while the module is compiled.
+test:
+	@$(MAKE) --no-print-directory -j2 $(TESTABLE)
+	@$(MAKE) --no-print-directory lint native-test unit
+
+lint: $(TESTABLE)
 	@scripts/lint $(BIN)
 
-native-test: $(VENV)/.installed-test
+native-test: $(TESTABLE)
 	@scripts/native-tests $(BIN)
 
-unit: $(VENV)/.installed-test
+unit: $(TESTABLE)
 	@scripts/test-services
 	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
@@ -69,7 +79,7 @@ profile: install
 # Native all-reduce against gloo and by what it exchanges, ranks against one process, depths of a
 # pipeline, deaths of ranks, offload.
 # ARGS="--quick": a check.
-bench-parallel: $(VENV)/.installed-test
+bench-parallel: $(TESTABLE)
 	@$(BIN)/python benchmarks/all_reduce.py $(ARGS)
 	@$(BIN)/python benchmarks/all_reduce_dtypes.py $(ARGS)
 	@$(BIN)/python -m benchmarks.all_reduce_quality $(ARGS)
@@ -103,7 +113,7 @@ bench-quality: install
 	@$(BIN)/python benchmarks/perplexity.py
 
 # All of the gateway's bars on real processes; ARGS="--quick" for a check of minutes.
-bench-gateway: $(VENV)/.installed-test
+bench-gateway: $(TESTABLE)
 	@scripts/test-services
 	@$(BIN)/python -m benchmarks.gateway $(ARGS)
 

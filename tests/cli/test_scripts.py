@@ -1,6 +1,7 @@
 """The set-up's scripts, on the machines that lack something."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         list(command),
+        cwd=cwd,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -35,6 +39,15 @@ def test_what_a_machine_lacks_is_one_line(
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
     assert words in line
+
+
+def test_an_extra_that_there_is_not_is_named_with_those_there_are(tmp_path: Path) -> None:
+    shutil.copy(SCRIPTS.parent / "pyproject.toml", tmp_path)
+    commands = str(Path(sys.executable).parent)
+    result = run(str(SCRIPTS / "install"), commands, "nonsense", cwd=tmp_path)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert "no extra 'nonsense'" in line and "gateway" in line
 
 
 def step(log: Path, code: str) -> subprocess.CompletedProcess[str]:
