@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from core_driver import engine_config, request
 from engine_process import COMMAND, expected, make_request, run
+from virtual_replicas import VirtualEngineClient, VirtualLoop, run_virtually
 
 from takt.config import ParallelOptions
 from takt.engine.client import EngineState
@@ -25,6 +26,7 @@ from takt.engine.messages import AddRequest
 from takt.engine.proc_client import ProcessEngineClient
 from takt.engine.replicas import ReplicatedEngineClient
 from takt.errors import EngineDeadError, EngineStartError, OverloadedError
+from takt.scheduler.step_time import StepFeatures
 from takt.types.step_ids import replica_of
 
 
@@ -235,9 +237,23 @@ def test_a_request_is_refused_only_if_no_replica_takes_it_and_aborts_reach_the_r
     run(work())
 
 
+class SteadyClient(VirtualEngineClient):
+    """Whose replicas are equally fast: a slower one may be no good place for a cached prompt."""
+
+    @staticmethod
+    def step_ns(step: StepFeatures) -> float:
+        return 1e6 + 1e5 * (step.num_decode_seqs + step.num_prefill_tokens)
+
+
 def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
     async def work() -> None:
-        async with replicas() as client:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        config = engine_config(kv_cache_memory_bytes=1 << 16, num_threads=1)
+        config = replace(config, parallel=ParallelOptions(data_parallel_size=2))
+        client = ReplicatedEngineClient(config, make_client=SteadyClient, clock=loop)
+        await client.start()
+        try:
             shared = list(range(1, 65))
             cached = []
             for i in range(6):
@@ -247,5 +263,7 @@ def test_a_prompt_goes_where_its_beginning_is_cached() -> None:
                 outputs = [output async for output in client.generate(asked)]
                 cached.append(outputs[0].num_cached_tokens)
             assert cached == [0, 64, 64, 64, 64, 64]
+        finally:
+            await client.close()
 
-    run(work())
+    run_virtually(work())
