@@ -122,10 +122,11 @@ void bind_builder(nb::module_& m) {
       .def(
           "__init__",
           [](ProgramBuilder* self, const nb::dict& limits, int64_t max_position, int num_threads,
-             std::shared_ptr<KVPool> kv) {
-            new (self) ProgramBuilder(step_limits(limits), max_position, num_threads, kv);
+             std::shared_ptr<KVPool> kv, bool prompts_are_bf16) {
+            new (self) ProgramBuilder(step_limits(limits), max_position, num_threads, kv,
+                                      prompts_are_bf16);
           },
-          "limits"_a, "max_position"_a, "num_threads"_a, "kv"_a.none())
+          "limits"_a, "max_position"_a, "num_threads"_a, "kv"_a.none(), "prompts_are_bf16"_a)
       .def(
           "embed",
           [](ProgramBuilder& b, const Weight& table, float scale, int64_t first_token,

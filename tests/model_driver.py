@@ -49,10 +49,11 @@ def drive_model(
     dtype: str = "auto",
     kv_dtype: KVDtype = KVDtype.F32,
     num_threads: int | None = None,
+    prompts_are_bf16: bool = False,
     **driver_options: Any,
 ) -> DrivenModel:
     """`driver_options` go to `StepDriver`; `max_logprobs` is the whole vocabulary if not given."""
-    ops = create_ops(backend, num_threads)
+    ops = create_ops(backend, num_threads, prompts_are_bf16=prompts_are_bf16)
     checkpoint = open_checkpoint(path)
     try:
         config = read_model_config(checkpoint)
@@ -101,6 +102,15 @@ def int8_logprob_bound(spread: float) -> float:
     """
     row_error = np.sqrt(32) / (127 * np.sqrt(12))
     return float(4 * np.sqrt(3) * row_error * spread)
+
+
+def bf16_logprob_bound(spread: float) -> float:
+    """The same where products take bf16 activations and weights, and the cache is float32.
+
+    Either is rounded to 8 bits, by at most 2^-9 of a number at the least fraction: 2^-8 / sqrt(12) of
+    it in the mean square, and sqrt(2) for both. The rest is as in `int8_logprob_bound`.
+    """
+    return float(4 * np.sqrt(3) * np.sqrt(2) * 2.0**-8 / np.sqrt(12) * spread)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -54,6 +54,9 @@ class Chunk:
     sequence: SequenceState
     token_ids: Sequence[int]
     rows: Sequence[RowRequest] = (RowRequest(),)
+    is_generated: bool = False
+    """Tokens that a step has sampled: where they are computed unlike a prompt's, chunks of these come
+    before others."""
 
 
 @dataclass
@@ -137,17 +140,20 @@ class StepDriver:
         step = self.step_input
         step.buffer[:] = 0
         self._step_id += 1
-        token, row = 0, 0
+        token, row, num_generated = 0, 0, 0
         for s, chunk in enumerate(chunks):
             self._write_sequence(s, token, chunk)
             for request in chunk.rows:
                 self._write_row(row, token, chunk, request)
                 row += 1
             token += len(chunk.token_ids)
+            if chunk.is_generated:
+                num_generated = token
             chunk.sequence.num_tokens += len(chunk.token_ids)
         for i, copy in enumerate(block_copies):
             step["block_copies"][i] = copy
-        step["header"][:5] = (self._step_id, token, len(chunks), row, len(block_copies))
+        counts = (token, len(chunks), row, len(block_copies), num_generated)
+        step["header"][:6] = (self._step_id, *counts)
         self.program.run(step, self.step_output)
         assert self.step_output["header"][0] == self._step_id
         return self._read_rows(chunks)
@@ -168,8 +174,8 @@ class StepDriver:
         while tokens[: chunk_size or len(tokens)] != tokens:
             self.step([Chunk(sequence, tokens[:chunk_size], ())])
             tokens = tokens[chunk_size:]
-        for _ in range(num_tokens):
-            results.append(self.step([Chunk(sequence, tokens, [request])])[0][0])
+        for i in range(num_tokens):
+            results.append(self.step([Chunk(sequence, tokens, [request], i > 0)])[0][0])
             tokens = [results[-1].token_id]
         return results
 
@@ -180,8 +186,11 @@ class StepDriver:
         sequences = [self.new_sequence() for _ in prompts]
         pending = [list(prompt) for prompt in prompts]
         generated: list[list[int]] = [[] for _ in prompts]
-        for _ in range(num_tokens):
-            chunks = [Chunk(s, tokens) for s, tokens in zip(sequences, pending, strict=True)]
+        for step in range(num_tokens):
+            chunks = [
+                Chunk(sequence, tokens, is_generated=step > 0)
+                for sequence, tokens in zip(sequences, pending, strict=True)
+            ]
             for i, (row,) in enumerate(self.step(chunks)):
                 generated[i].append(row.token_id)
                 pending[i] = [row.token_id]

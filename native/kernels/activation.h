@@ -1,4 +1,7 @@
-// One row of activations as kernels see it: f32, int8 groups, or both.
+// One row of activations as kernels see it: f32, bf16, int8 groups, or several of them.
+//
+// bf16 rows begin bf16_row_elements(k) apart, an odd number of 64-byte lines, so that rows at once fall
+// into different sets of the cache; an odd k is followed by a zero.
 //
 // The int8 form ("q8 row") of a row of k values lies in one 64-byte aligned piece of memory:
 //   int8  q[k]                 round-to-nearest-even of x * (127 / max |x|), in [-127, 127]
@@ -16,6 +19,8 @@ inline constexpr int64_t kGroup = 32;
 inline constexpr int64_t kHalfGroup = 16;
 
 inline constexpr size_t align64(size_t n) { return (n + 63) & ~size_t{63}; }
+
+inline constexpr int64_t bf16_row_elements(int64_t k) { return ((k + 31) / 32 | 1) * 32; }
 
 struct Q8Row {
   const int8_t* q;

@@ -6,6 +6,7 @@
 #include "kernels/linear_kernels.h"
 #include "kernels/packed_matrix.h"
 #include "kernels/tile_kernels.h"
+#include "kernels/widened_product.h"
 
 namespace takt {
 namespace {
@@ -26,23 +27,28 @@ void write_tile(const float* tile, int num_rows, int first, int last, const floa
   }
 }
 
-// Rows of x that pass together, in the form that a type takes.
+// Rows of x that pass together, in the form that they are multiplied in.
 struct PassRows {
   const std::byte* rows[kPassRows];
   int num;
-  size_t stride;  // bytes from each to the next; 0: they are not equally far apart
+  size_t stride = 0;  // bytes from each to the next; 0: they are not equally far apart
+  bool is_widened;    // bf16 rows, with quantised weights
 
-  PassRows(const ActivationRows& x, QuantType type, int begin, int end) : num(end - begin) {
+  // Rows [begin, end): of a quantised type's either all below x.num_q8, or none.
+  PassRows(const ActivationRows& x, QuantType type, int begin, int end)
+      : num(end - begin), is_widened(!panel_spec(type).is_float() && begin >= x.num_q8) {
     for (int i = 0; i < num; ++i) rows[i] = row(x, type, begin + i);
-    stride = num > 1 ? size_t(rows[1] - rows[0]) : 0;
+    if (num > 1) stride = size_t(rows[1] - rows[0]);
     for (int i = 2; i < num; ++i) {
       if (size_t(rows[i] - rows[i - 1]) != stride) stride = 0;
     }
   }
 
  private:
-  static const std::byte* row(const ActivationRows& x, QuantType type, int i) {
-    if (type == QuantType::kBF16) return reinterpret_cast<const std::byte*>(x.bf16[i]);
+  const std::byte* row(const ActivationRows& x, QuantType type, int i) const {
+    if (is_widened || type == QuantType::kBF16) {
+      return reinterpret_cast<const std::byte*>(x.bf16[i]);
+    }
     if (panel_spec(type).is_float()) return reinterpret_cast<const std::byte*>(x.f32[i]);
     return reinterpret_cast<const std::byte*>(x.q8[i].q);
   }
@@ -64,32 +70,43 @@ void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte*
   }
 }
 
+// The matrix unit's product of these rows, or null.
+[[maybe_unused]] TileProduct tile_product(QuantType type, const PassRows& pass,
+                                          int max_stream_rows) {
+#if defined(TAKT_X86_ISAS)
+  const bool is_spaced = pass.num == 1 || pass.stride != 0;
+  if (!selected_isa_has_tiles() || panel_spec(type).is_float() || !is_spaced) return nullptr;
+  if (pass.is_widened) return amx::kWidenedKernels.product[int(type)];
+  if (pass.num > max_stream_rows) return amx::kTileKernels.product[int(type)];
+#endif
+  return nullptr;
+}
+
 // The rows times a block of panels, into `tiles`, or into `out` if that has a place: which is told.
 bool multiply_panels(QuantType type, const PanelBlock& panels, int64_t cols, const PassRows& pass,
-                     const ReadAhead& ahead, float* tiles,
-                     [[maybe_unused]] const Output& out) {
+                     const ReadAhead& ahead, float* tiles, const Output& out) {
   static constexpr const LinearKernels* kTables[] = TAKT_ISA_TABLES(kLinearKernels);
   const LinearKernels& kernels = *kTables[isa_index()];
-  if (pass.num <= kernels.max_stream_rows || panel_spec(type).is_float()) {
-    for (int p = 0; p < panels.num; ++p) {
-      const std::byte* panel = panels.first + size_t(p) * panels.panel_bytes;
-      float* tile = tiles + p * kPassRows * kPanelRows;
-      if (panel_spec(type).is_float()) {
-        multiply_float_panel(type, panel, cols, pass.rows, pass.num, tile);
-      } else {
-        stream_panel(kernels, type, panel, cols, pass, ahead, tile);
-      }
-    }
-    return false;
-  }
-#if defined(TAKT_X86_ISAS)
-  if (pass.stride != 0 && selected_isa_has_tiles()) {
-    amx::kTileKernels.product[int(type)](panels, cols, pass.rows[0], pass.stride, pass.num, tiles,
-                                         out);
+  if (const TileProduct product = tile_product(type, pass, kernels.max_stream_rows)) {
+    product(panels, cols, pass.rows[0], pass.stride, pass.num, tiles, out);
     return out.at != nullptr;
   }
-#endif
-  kernels.block[int(type)](panels, cols, pass.rows, pass.num, tiles);
+  const bool is_float = panel_spec(type).is_float();
+  if (!is_float && !pass.is_widened && pass.num > kernels.max_stream_rows) {
+    kernels.block[int(type)](panels, cols, pass.rows, pass.num, tiles);
+    return false;
+  }
+  for (int p = 0; p < panels.num; ++p) {
+    const std::byte* panel = panels.first + size_t(p) * panels.panel_bytes;
+    float* tile = tiles + p * kPassRows * kPanelRows;
+    if (is_float) {
+      multiply_float_panel(type, panel, cols, pass.rows, pass.num, tile);
+    } else if (pass.is_widened) {
+      multiply_widened_panel(type, panel, cols, pass.rows, pass.num, tile);
+    } else {
+      stream_panel(kernels, type, panel, cols, pass, ahead, tile);
+    }
+  }
   return false;
 }
 
@@ -130,8 +147,8 @@ void linear(const PackedWeight& weight, int64_t n0, int64_t n1, const Activation
   const std::span<const std::byte> memory = w.memory_of_rows(n0, n1);
   const std::byte* end_of_memory = memory.data() + memory.size();
   const ReadAhead ahead = {end_of_memory, next == nullptr ? end_of_memory : next};
-  for (int begin = 0; begin < x.m; begin += kPassRows) {
-    const int end = std::min(begin + kPassRows, x.m);
+  for (int begin = 0, end; begin < x.m; begin = end) {
+    end = std::min(begin + kPassRows, begin < x.num_q8 ? x.num_q8 : x.m);
     for (const PackedPart& part : w.parts()) {
       const int64_t first = std::max(n0 - part.first_row, int64_t{0});
       const int64_t last = std::min(n1 - part.first_row, part.rows);

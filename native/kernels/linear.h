@@ -36,9 +36,9 @@ class PackedWeight {
   virtual ~PackedWeight() = default;
   virtual int64_t rows() const = 0;    // logical output features
   virtual int64_t cols() const = 0;    // K
-  virtual bool needs_q8() const = 0;   // some part takes int8 rows
-  virtual bool needs_f32() const = 0;  // some part takes f32 rows, or bf16 ones made of them
-  virtual bool needs_bf16() const = 0;  // some part takes bf16 rows
+  virtual bool is_quantised() const = 0;  // some part takes q8 rows, or bf16 rows in their stead
+  virtual bool needs_f32() const = 0;     // some part takes f32 rows
+  virtual bool needs_bf16() const = 0;    // some part of a float type takes bf16 rows
   virtual size_t bytes() const = 0;    // memory it holds
   // Where a product with rows [n0, n1) reads, in this order.
   virtual std::span<const std::byte> memory_of_rows(int64_t n0, int64_t n1) const = 0;
@@ -52,20 +52,23 @@ std::unique_ptr<PackedWeight> pack_weight(std::span<const RawMatrix> parts, cons
 
 // The rows a product is taken with: pointer arrays of m entries each; those that the weight does not
 // need may be null. Rows are contiguous along K; a Q8Row is one that q8_row_at gave for cols(), a bf16
-// row one that round_row_to_bf16 (round_bf16.h) wrote.
+// row one that round_row_to_bf16 (round_bf16.h) wrote. With quantised weights the first `num_q8` rows
+// are multiplied as q8 rows, the others as bf16 rows (widened_product.h): there the entries of the other
+// form are not read. Many bf16 rows are fastest equally far apart.
 struct ActivationRows {
   const Q8Row* q8;
   const float* const* f32;
   const uint16_t* const* bf16;
   int m;
+  int num_q8;
 };
 
 // Products of few rows ask for weights well before they use them; `next` is where the calling thread
 // reads on after the last of these, null if that is not known.
 //
 // out[i * out_stride + (n - n0)] = sum_k x[i][k] * w[n][k] + bias[n] for n in [n0, n1), i < m.
-// n0 is a multiple of 16. The value of an element does not depend on n0, n1, m or i: group sums are
-// exact integers and are added in the order of K, whatever the blocking.
+// n0 is a multiple of 16. The value of an element does not depend on n0, n1, m or i: sums are made in
+// the order of K, whatever the blocking.
 void linear(const PackedWeight& w, int64_t n0, int64_t n1, const ActivationRows& x, float* out,
             int64_t out_stride, const std::byte* next = nullptr);
 

@@ -21,7 +21,7 @@ struct ReadAhead {
   const std::byte* end;
   const std::byte* next;
 
-  const std::byte* from(const std::byte* at) const { return at < end ? at : next + (at - end); }
+  [[gnu::always_inline]] const std::byte* from(const std::byte* at) const { return at < end ? at : next + (at - end); }
 };
 
 // Product of one panel with rows of x, each the start of a q8 row (activation.h): tile[i * 16 + r] is

@@ -36,11 +36,13 @@ class PackedMatrix final : public PackedWeight {
 
   int64_t rows() const override { return rows_; }
   int64_t cols() const override { return cols_; }
-  bool needs_q8() const override {
+  bool is_quantised() const override {
     return has_part([](QuantType type) { return !panel_spec(type).is_float(); });
   }
   bool needs_f32() const override {
-    return has_part([](QuantType type) { return panel_spec(type).is_float(); });
+    return has_part([](QuantType type) {
+      return panel_spec(type).is_float() && type != QuantType::kBF16;
+    });
   }
   bool needs_bf16() const override {
     return has_part([](QuantType type) { return type == QuantType::kBF16; });

@@ -77,6 +77,14 @@ class GroupStream {
     return w;
   }
 
+  // The scales of group number `group`, and where its packed q lie.
+  TAKT_INLINE GroupScales next_packed(int64_t group, const std::byte** q) {
+    const GroupScales w = next_scales(group);
+    *q = at_;
+    at_ += kVectorBytes * kSpec.bits;
+    return w;
+  }
+
   // Where the next group lies.
   const std::byte* at() const { return at_; }
 

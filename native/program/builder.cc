@@ -36,7 +36,7 @@ int32_t logits_block_rows(const StepLimits& limits, int64_t vocab_size) {
 }
 
 ProgramBuilder::ProgramBuilder(const StepLimits& limits, int64_t max_position, int num_threads,
-                               std::shared_ptr<const KVPool> kv)
+                               std::shared_ptr<const KVPool> kv, bool prompts_are_bf16)
     : limits_(limits),
       num_threads_(num_threads),
       few_rows_(std::min(kFewRowsAtMost, std::max(limits.max_num_tokens, limits.max_num_rows))),
@@ -53,6 +53,7 @@ ProgramBuilder::ProgramBuilder(const StepLimits& limits, int64_t max_position, i
   plan_->bounds = {0, max_position, kv_.get()};
   plan_->num_threads = num_threads;
   plan_->max_few_rows = int(few_rows_);
+  plan_->prompts_are_bf16 = prompts_are_bf16;
   if (kv_ != nullptr) add(std::make_unique<BlockCopy>(kv_));
 }
 
@@ -73,8 +74,8 @@ std::pair<int, int> ProgramBuilder::norm(int x, SharedVector weight, float eps, 
   if (post_weight != nullptr && int64_t(post_weight->size()) != width) {
     refuse("a norm's two weights differ in width");
   }
-  read(x, true, false);
-  if (residual != kNoValue) read(residual, true, false);
+  read(x);
+  if (residual != kNoValue) read(residual);
   const int normed = new_token_value(width);
   const bool sum_is_x = residual == kNoValue && post_weight == nullptr;
   const int sum = sum_is_x ? kNoValue : new_token_value(width);
@@ -112,7 +113,7 @@ int ProgramBuilder::rope_cache(RopeCache::Operands operands) {
     refuse("the tables of the rotary embedding do not cover max_position");
   }
   check_width(operands.qkv, (operands.num_heads + 2 * kv_heads) * head_dim, "qkv");
-  read(operands.qkv, true, false);
+  read(operands.qkv);
   const int output = new_token_value(operands.num_heads * head_dim);
   add(std::make_unique<RopeCache>(limits_, num_threads_, std::move(operands), kv_,
                                   kBlockCopyInstruction, output));
@@ -128,7 +129,7 @@ int ProgramBuilder::attention(int q, const AttentionOptions& options) {
                              kv_->num_kv_heads(), kv_->head_dim()};
   const int64_t width = shape.num_heads * shape.head_dim;
   check_width(q, width, "attention's queries");
-  read(q, true, false);
+  read(q);
   const AttentionOperands operands{q, options.layer, options.scale, options.softcap,
                                    shape_index(shape), shape};
   const size_t row_bytes = size_t(width) * sizeof(float);
@@ -184,14 +185,14 @@ void ProgramBuilder::sample_block(const PendingLogits& from, LogitsBlock block) 
   add(std::make_unique<Logits>(num_threads_, block, from.x, from.head, from.softcap, output));
   if (from.group != nullptr) {
     check_slot(from.group->slot_bytes(), block.max_rows, from.head->rows());
-    read(output, true, false);
+    read(output);
     const bool is_first = from.group->rank() == 0;
     const int whole = is_first ? new_value(from.vocab_size(), few, block.max_rows) : kNoValue;
     add(std::make_unique<GatherLogits>(from.group, block, output, from.borders, whole));
     if (!is_first) return;
     output = whole;
   }
-  read(output, true, false);
+  read(output);
   const int place = new_place(size_t(few) * SampledRow::bytes(limits_),
                               size_t(block.max_rows) * SampledRow::bytes(limits_));
   plan_->places[size_t(place)].last = kReadByCaller;
@@ -206,7 +207,7 @@ int ProgramBuilder::all_reduce(int x, SharedCommunicator group) {
   if (group->payload() != Payload::kF32 && width % kPayloadGroup != 0) {
     refuse("compressed sums must have a multiple of 32 columns, not " + std::to_string(width));
   }
-  read(x, true, false);
+  read(x);
   const int output = new_token_value(width);
   add(std::make_unique<AllReduce>(limits_, std::move(group), x, width, output));
   return output;
@@ -228,7 +229,7 @@ int ProgramBuilder::gather(int logits, SharedCommunicator group, std::vector<int
 void ProgramBuilder::send(int x, SharedChannel channel) {
   const int64_t width = value(x, "what is sent").width;
   check_slot(channel->slot_bytes(), limits_.max_num_tokens, width);
-  read(x, true, false);
+  read(x);
   add(std::make_unique<Send>(std::move(channel), x, width));
 }
 
@@ -267,21 +268,24 @@ int ProgramBuilder::new_place(size_t bytes_few, size_t bytes_many) {
   return int(plan_->places.size()) - 1;
 }
 
-void ProgramBuilder::read(int number, bool f32, bool q8) {
+void ProgramBuilder::read(int number) {
   value(number, "an input");
   Value& v = plan_->values[size_t(number)];
-  v.needs_f32 |= f32;
-  v.needs_q8 |= q8;
+  v.needs_f32 = true;
   v.last_use = num_instructions();
 }
 
 void ProgramBuilder::read_for_product(int x, const SharedWeight& weight) {
   check_width(x, weight->cols(), "a product's input");
-  if (weight->needs_q8() && weight->cols() % kGroup != 0) {
+  if (weight->is_quantised() && weight->cols() % kGroup != 0) {
     refuse("a quantised weight's inputs must be a multiple of 32, not " +
            std::to_string(weight->cols()));
   }
-  read(x, weight->needs_f32(), weight->needs_q8());
+  Value& v = plan_->values[size_t(x)];
+  v.needs_f32 |= weight->needs_f32();
+  v.needs_quantised |= weight->is_quantised();
+  v.needs_bf16 |= weight->needs_bf16();
+  v.last_use = num_instructions();
 }
 
 const Value& ProgramBuilder::value(int number, const char* what) const {
@@ -325,7 +329,10 @@ void ProgramBuilder::place_values() {
       return int(plan_->places.size()) - 1;
     };
     if (v.needs_f32) v.f32_place = place(size_t(v.width) * sizeof(float));
-    if (v.needs_q8) v.q8_place = place(q8_row_bytes(v.width));
+    if (v.needs_quantised) v.q8_place = place(q8_row_bytes(v.width));
+    if (v.needs_bf16 || (v.needs_quantised && plan_->prompts_are_bf16)) {
+      v.bf16_place = place(size_t(bf16_row_elements(v.width)) * sizeof(uint16_t));
+    }
   }
 }
 

@@ -32,9 +32,10 @@ struct AttentionOptions {
 // shapes do not agree.
 class ProgramBuilder {
  public:
-  // `kv` may be null for a program without attention.
+  // `kv` may be null for a program without attention. With `prompts_are_bf16` products of quantised
+  // weights take tokens that are not generated as bf16 rows.
   ProgramBuilder(const StepLimits& limits, int64_t max_position, int num_threads,
-                 std::shared_ptr<const KVPool> kv);
+                 std::shared_ptr<const KVPool> kv, bool prompts_are_bf16 = false);
   ProgramBuilder(const ProgramBuilder&) = delete;
   ProgramBuilder& operator=(const ProgramBuilder&) = delete;
 
@@ -68,8 +69,8 @@ class ProgramBuilder {
   int new_value(int64_t width, int64_t max_rows_few, int64_t max_rows_many);
   int new_token_value(int64_t width);
   int new_place(size_t bytes_few, size_t bytes_many);
-  // The next instruction reads `value` in the given forms.
-  void read(int value, bool f32, bool q8);
+  // The next instruction reads `value` in f32.
+  void read(int value);
   void read_for_product(int x, const SharedWeight& weight);
   const Value& value(int number, const char* what) const;
   void check_width(int number, int64_t width, const char* what) const;

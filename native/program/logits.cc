@@ -40,7 +40,7 @@ void Logits::run(TileRun tile) const noexcept {
   const TileRange range = tile_range(tile.step.grid(tile.instruction), tile.tile);
   const RowTarget out(tile, outputs[0], range);
   const int32_t* tokens = tile.step.input().row_tokens() + block_.first + range.row0;
-  const ProductRows x(tile.scratch, RowSource(tile.step, x_), *head_, range.num_rows(),
+  const ProductRows x(tile, RowSource(tile.step, x_), *head_, range.num_rows(),
                       [&](int i) { return tokens[i]; });
   linear(*head_, range.col0, range.col1, x.rows(), out.f32(range.row0), out.f32_stride(),
          tile.step.next_weights(tile.instruction, tile.tile));

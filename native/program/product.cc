@@ -1,6 +1,7 @@
 #include "program/product.h"
 
-#include "kernels/round_bf16.h"
+#include <cstring>
+
 #include "program/step_context.h"
 #include "program/tiling.h"
 
@@ -9,9 +10,6 @@ namespace {
 
 // Quantised groups of outputs must not straddle tiles.
 constexpr int64_t kAlign = kGroup;
-
-// Elements from one bf16 row to the next: pairs are whole, rows begin on 64-byte borders.
-int64_t bf16_stride(const PackedWeight& w) { return (w.cols() + 31) / 32 * 32; }
 
 size_t widest_tile(int64_t max_rows, const auto& grid_of) {
   size_t most = 0;
@@ -26,30 +24,31 @@ size_t widest_tile(int64_t max_rows, const auto& grid_of) {
 
 size_t ProductRows::scratch_bytes(const PackedWeight& w, int64_t num_rows) {
   size_t bytes = 0;
-  if (w.needs_q8()) {
+  if (w.is_quantised()) {
     bytes += Scratch::bytes<Q8Row>(num_rows) +
              Scratch::bytes<std::byte>(int64_t(q8_row_bytes(w.cols())) * num_rows);
   }
   if (w.needs_f32()) {
     bytes += Scratch::bytes<const float*>(num_rows) + Scratch::bytes<float>(w.cols() * num_rows);
   }
-  if (w.needs_bf16()) {
+  if (w.needs_bf16() || w.is_quantised()) {
     bytes += Scratch::bytes<const uint16_t*>(num_rows) +
-             Scratch::bytes<uint16_t>(bf16_stride(w) * num_rows);
+             Scratch::bytes<uint16_t>(bf16_row_elements(w.cols()) * num_rows);
   }
   return bytes;
 }
 
-// A tile has many columns of weights for each that is rounded here, so that keeping the rounded rows
-// as a form of their own would save next to nothing.
-void ProductRows::round_to_bf16(Scratch& scratch, const PackedWeight& w) {
-  const uint16_t** bf16 = scratch.take<const uint16_t*>(rows_.m);
-  uint16_t* to = scratch.take<uint16_t>(bf16_stride(w) * rows_.m);
-  for (int i = 0; i < rows_.m; ++i, to += bf16_stride(w)) {
-    round_row_to_bf16(rows_.f32[i], w.cols(), to);
-    bf16[i] = to;
+void ProductRows::space_evenly(const uint16_t** rows, int num, uint16_t* gathered,
+                               int64_t width) {
+  const int64_t stride = bf16_row_elements(width);
+  bool is_even = true;
+  for (int i = 2; i < num; ++i) is_even &= rows[i] - rows[i - 1] == rows[1] - rows[0];
+  if (is_even) return;
+  for (int i = 0; i < num; ++i) {
+    uint16_t* to = gathered + i * stride;
+    if (rows[i] != to) std::memcpy(to, rows[i], size_t(width) * sizeof(uint16_t));
+    rows[i] = to;
   }
-  rows_.bf16 = bf16;
 }
 
 Linear::Linear(const StepLimits& limits, int num_threads, int x,
@@ -76,7 +75,7 @@ int32_t Linear::max_tiles() const {
 void Linear::run(TileRun tile) const noexcept {
   const TileRange range = tile_range(tile.step.grid(tile.instruction), tile.tile);
   const RowTarget out(tile, outputs[0], range);
-  const ProductRows x(tile.scratch, RowSource(tile.step, x_), *w_, range.num_rows(),
+  const ProductRows x(tile, RowSource(tile.step, x_), *w_, range.num_rows(),
                       [&](int i) { return range.row0 + i; });
   linear(*w_, range.col0, range.col1, x.rows(), out.f32(range.row0), out.f32_stride(),
          tile.step.next_weights(tile.instruction, tile.tile));
@@ -129,7 +128,7 @@ void GatedLinear::run(TileRun tile) const noexcept {
   const TileRange range = tile_range(tile.step.grid(tile.instruction), tile.tile);
   const int64_t cols = range.num_cols();
   const RowTarget out(tile, outputs[0], range);
-  const ProductRows x(tile.scratch, RowSource(tile.step, x_), *w_, range.num_rows(),
+  const ProductRows x(tile, RowSource(tile.step, x_), *w_, range.num_rows(),
                       [&](int i) { return range.row0 + i; });
   float* gate = tile.scratch.take<float>(range.num_rows() * cols);
   float* up = tile.scratch.take<float>(range.num_rows() * cols);

@@ -13,16 +13,21 @@ namespace takt {
 // Rows of an activation gathered for a product, in the forms that a weight takes.
 class ProductRows {
  public:
-  // Pointers for `num_rows` rows, of which row i is row_of(i) of `x`.
+  // Pointers for `num_rows` rows, of which row i is row_of(i) of `x`: those of generated tokens first.
   template <class RowOf>
-  ProductRows(Scratch& scratch, const RowSource& x, const PackedWeight& w, int num_rows,
+  ProductRows(TileRun& tile, const RowSource& x, const PackedWeight& w, int num_rows,
               RowOf row_of) {
+    Scratch& scratch = tile.scratch;
+    const int num_q8_tokens = tile.step.input().num_q8_tokens();
     rows_.m = num_rows;
-    if (w.needs_q8()) {
+    while (rows_.num_q8 < num_rows && row_of(rows_.num_q8) < num_q8_tokens) ++rows_.num_q8;
+    if (w.is_quantised()) {
       Q8Row* q8 = scratch.take<Q8Row>(num_rows);
       const size_t bytes = q8_row_bytes(w.cols());
       std::byte* gathered = scratch.take<std::byte>(int64_t(bytes) * num_rows);
-      for (int i = 0; i < num_rows; ++i) q8[i] = x.q8(row_of(i), gathered + size_t(i) * bytes);
+      for (int i = 0; i < rows_.num_q8; ++i) {
+        q8[i] = x.q8(row_of(i), gathered + size_t(i) * bytes);
+      }
       rows_.q8 = q8;
     }
     if (w.needs_f32()) {
@@ -31,7 +36,17 @@ class ProductRows {
       for (int i = 0; i < num_rows; ++i) f32[i] = x.f32(row_of(i), gathered + i * w.cols());
       rows_.f32 = f32;
     }
-    if (w.needs_bf16()) round_to_bf16(scratch, w);
+    const int first = w.needs_bf16() ? 0 : rows_.num_q8;
+    if (w.needs_bf16() || (w.is_quantised() && first < num_rows)) {
+      const uint16_t** bf16 = scratch.take<const uint16_t*>(num_rows);
+      uint16_t* gathered = scratch.take<uint16_t>(bf16_row_elements(w.cols()) * num_rows);
+      for (int i = first; i < num_rows; ++i) {
+        bf16[i] = x.bf16(row_of(i), gathered + i * bf16_row_elements(w.cols()));
+      }
+      space_evenly(bf16 + rows_.num_q8, num_rows - rows_.num_q8,
+                   gathered + rows_.num_q8 * bf16_row_elements(w.cols()), w.cols());
+      rows_.bf16 = bf16;
+    }
   }
 
   const ActivationRows& rows() const { return rows_; }
@@ -39,9 +54,10 @@ class ProductRows {
   static size_t scratch_bytes(const PackedWeight& w, int64_t num_rows);
 
  private:
-  void round_to_bf16(Scratch& scratch, const PackedWeight& w);
+  // Copies rows that lie anyhow to `gathered`: the matrix unit takes many at once.
+  static void space_evenly(const uint16_t** rows, int num, uint16_t* gathered, int64_t width);
 
-  ActivationRows rows_{nullptr, nullptr, nullptr, 0};
+  ActivationRows rows_{nullptr, nullptr, nullptr, 0, 0};
 };
 
 // x @ w.T + bias.

@@ -5,22 +5,32 @@
 #include <type_traits>
 
 #include "kernels/linear.h"
+#include "kernels/round_bf16.h"
 
 namespace takt {
 namespace {
 
-// Bytes of a staged tile's forms of one output, and where its q8 rows begin.
+// Where a staged tile's forms of one output lie.
 struct StagedForms {
   size_t q8_at;
+  size_t bf16_at;
   size_t end;
 };
+
+size_t bf16_bytes(int64_t rows, int64_t width) {
+  return size_t(rows * bf16_row_elements(width)) * sizeof(uint16_t);
+}
 
 StagedForms staged_forms(const Value& value, const TileGrid& grid, size_t begin) {
   size_t at = begin;
   if (value.needs_f32) at += align64(size_t(grid.rows_per_tile * grid.cols_per_tile) * 4);
   const size_t q8_at = at;
-  if (value.needs_q8) at += size_t(grid.rows_per_tile) * q8_row_bytes(grid.cols_per_tile);
-  return {q8_at, at};
+  if (value.q8_place != kNoPlace) {
+    at += size_t(grid.rows_per_tile) * q8_row_bytes(grid.cols_per_tile);
+  }
+  const size_t bf16_at = at;
+  if (value.bf16_place != kNoPlace) at += bf16_bytes(grid.rows_per_tile, grid.cols_per_tile);
+  return {q8_at, bf16_at, at};
 }
 
 // Where the forms of `value` begin in a staged tile of its producer.
@@ -69,9 +79,12 @@ RowSource::RowSource(const StepContext& step, int value)
       width_(step.plan().values[size_t(value)].width) {
   const Value& v = step.plan().values[size_t(value)];
   if (v.needs_f32) f32_place_ = step.at_place(v.f32_place);
-  if (v.needs_q8) q8_place_ = step.at_place(v.q8_place);
+  if (v.q8_place != kNoPlace) q8_place_ = step.at_place(v.q8_place);
+  if (v.bf16_place != kNoPlace) bf16_place_ = reinterpret_cast<const uint16_t*>(step.at_place(v.bf16_place));
   f32_staged_ = staged_begin(step.plan(), value, grid_);
-  q8_staged_ = staged_forms(v, grid_, f32_staged_).q8_at;
+  const StagedForms forms = staged_forms(v, grid_, f32_staged_);
+  q8_staged_ = forms.q8_at;
+  bf16_staged_ = forms.bf16_at;
 }
 
 const std::byte* RowSource::result(int row_tile, int col_tile) const {
@@ -126,19 +139,38 @@ Q8Row RowSource::q8(int row, std::byte* gathered) const {
   return q8_row_at(gathered, width_);
 }
 
+const uint16_t* RowSource::bf16(int row, uint16_t* gathered) const {
+  const int row_tile = row / grid_.rows_per_tile;
+  const uint16_t* in_place = bf16_place_ + row * bf16_row_elements(width_);
+  if (all_in_place(row_tile, 0, grid_.col_tiles())) return in_place;
+  if (width_ % 2 != 0) gathered[width_] = 0;
+  for (int c = 0; c < grid_.col_tiles(); ++c) {
+    const TileRange range = tile_range(grid_, c * grid_.row_tiles() + row_tile);
+    const std::byte* where = result(row_tile, c);
+    const uint16_t* part =
+        where == step_.arena()
+            ? in_place + range.col0
+            : reinterpret_cast<const uint16_t*>(where + bf16_staged_) +
+                  (row - range.row0) * bf16_row_elements(range.num_cols());
+    std::memcpy(gathered + range.col0, part, size_t(range.num_cols()) * sizeof(uint16_t));
+  }
+  return gathered;
+}
+
 RowTarget::RowTarget(TileRun& tile, int value, const TileRange& range)
     : range_(range),
       width_(tile.step.plan().values[size_t(value)].width),
-      needs_q8_(tile.step.plan().values[size_t(value)].needs_q8) {
+      num_q8_(tile.step.input().num_q8_tokens()) {
   const StepContext& step = tile.step;
   const Value& v = step.plan().values[size_t(value)];
   const int64_t cols = range.num_cols();
   const bool staged = tile.where != step.arena();
-  size_t f32_at = 0, q8_at = 0;
+  size_t f32_at = 0;
+  StagedForms forms{};
   if (staged) {
     const TileGrid& grid = step.grid(tile.instruction);
     f32_at = staged_begin(step.plan(), value, grid);
-    q8_at = staged_forms(v, grid, f32_at).q8_at;
+    forms = staged_forms(v, grid, f32_at);
   }
   f32_stride_ = v.needs_f32 && !staged ? width_ : cols;
   if (!v.needs_f32) {
@@ -148,9 +180,16 @@ RowTarget::RowTarget(TileRun& tile, int value, const TileRange& range)
   } else {
     f32_ = reinterpret_cast<float*>(step.at_place(v.f32_place)) + range.row0 * width_ + range.col0;
   }
-  if (!needs_q8_) return;
+  if (v.bf16_place != kNoPlace) {
+    first_bf16_ = v.needs_bf16 ? 0 : num_q8_;
+    bf16_stride_ = bf16_row_elements(staged ? cols : width_);
+    bf16_ = staged ? reinterpret_cast<uint16_t*>(tile.where + forms.bf16_at)
+                   : reinterpret_cast<uint16_t*>(step.at_place(v.bf16_place)) +
+                         range.row0 * bf16_stride_ + range.col0;
+  }
+  if (v.q8_place == kNoPlace) return;
   q8_stride_ = q8_row_bytes(staged ? cols : width_);
-  q8_ = staged ? tile.where + q8_at
+  q8_ = staged ? tile.where + forms.q8_at
                : step.at_place(v.q8_place) + size_t(range.row0) * q8_stride_;
   if (!staged && cols != width_) {
     q8_part_ = tile.scratch.take<std::byte>(int64_t(q8_row_bytes(cols)));
@@ -158,7 +197,13 @@ RowTarget::RowTarget(TileRun& tile, int value, const TileRange& range)
 }
 
 void RowTarget::finish(int row) const {
-  if (!needs_q8_) return;
+  if (bf16_ != nullptr && row >= first_bf16_) {
+    round_row_to_bf16(f32(row), range_.num_cols(), bf16_ + (row - range_.row0) * bf16_stride_);
+  }
+  if (q8_ != nullptr && row < num_q8_) finish_q8(row);
+}
+
+void RowTarget::finish_q8(int row) const {
   std::byte* q8_row = q8_ + size_t(row - range_.row0) * q8_stride_;
   if (q8_part_ == nullptr) {
     quantize_row(f32(row), range_.num_cols(), q8_row);

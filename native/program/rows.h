@@ -28,6 +28,9 @@ class RowSource {
   // A whole q8 row; `gathered` has q8_row_bytes(width).
   Q8Row q8(int row, std::byte* gathered) const;
 
+  // A whole bf16 row; `gathered` has bf16_row_elements(width).
+  const uint16_t* bf16(int row, uint16_t* gathered) const;
+
  private:
   bool all_in_place(int row_tile, int col_tile0, int col_tile1) const;
   const std::byte* result(int row_tile, int col_tile) const;
@@ -38,8 +41,10 @@ class RowSource {
   int64_t width_;
   const std::byte* f32_place_ = nullptr;
   const std::byte* q8_place_ = nullptr;
+  const uint16_t* bf16_place_ = nullptr;
   size_t f32_staged_ = 0;  // offsets of the forms in a staged tile
   size_t q8_staged_ = 0;
+  size_t bf16_staged_ = 0;
 };
 
 // Writes rows of one output of a tile, in the forms that its readers need.
@@ -59,11 +64,16 @@ class RowTarget {
   static size_t scratch_bytes(int64_t rows, int64_t cols);
 
  private:
+  void finish_q8(int row) const;
+
   TileRange range_;
   int64_t width_;
-  bool needs_q8_;
+  int num_q8_;          // rows before it have a q8 form
+  int first_bf16_ = 0;  // rows from it on have a bf16 form
   float* f32_;
   int64_t f32_stride_;
+  uint16_t* bf16_ = nullptr;    // row range_.row0, column range_.col0
+  int64_t bf16_stride_ = 0;
   std::byte* q8_ = nullptr;     // row range_.row0
   size_t q8_stride_ = 0;        // bytes from row to row
   std::byte* q8_part_ = nullptr;  // where a part of a row is quantised before it joins its row

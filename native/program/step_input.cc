@@ -47,8 +47,9 @@ size_t input_bytes(const StepLimits& l, size_t last_field) {
 
 }  // namespace
 
-StepInput::StepInput(const StepLimits& limits, const FieldOffset& offset)
+StepInput::StepInput(const StepLimits& limits, const FieldOffset& offset, bool prompts_are_bf16)
     : limits_(limits),
+      prompts_are_bf16_(prompts_are_bf16),
       header_at_(offset("header")),
       token_ids_(offset("token_ids")),
       positions_(offset("positions")),
@@ -96,6 +97,7 @@ void StepInput::load_header(const std::byte* source) {
   check("num_seqs", header[2], 1, limits_.max_num_seqs);
   check("num_rows", header[3], 0, limits_.max_num_rows);
   check("num_block_copies", header[4], 0, limits_.max_num_block_copies);
+  check("num_generated", header[5], 0, header[1]);
   std::memcpy(header_, header, sizeof header_);
 }
 
@@ -156,6 +158,13 @@ void StepInput::load_rows(const std::byte* source, int64_t vocab_size) {
   copy(source, row_seed_, rows * 8);
   check_all<int32_t>("row_tokens", {row_tokens(), rows}, 0, num_tokens() - 1);
   check_all<int32_t>("row_num_logprobs", {row_num_logprobs(), rows}, -1, limits_.max_logprobs);
+  bool is_past_generated = false;
+  for (size_t r = 0; r < rows; ++r) {
+    const bool is_generated = row_tokens()[r] < num_q8_tokens();
+    check("a row of a generated token after one of a prompt", is_generated && is_past_generated, 0,
+          0);
+    is_past_generated = !is_generated;
+  }
   if (rows == 0) return;
   copy(source, history_start_, (rows + 1) * 4);
   copy(source, bias_start_, (rows + 1) * 4);

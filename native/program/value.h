@@ -48,16 +48,18 @@ struct Place {
 inline constexpr int kNoPlace = -1;
 inline constexpr int kNoValue = -1;
 
-// Rows of `width` elements, kept as float32, as q8 rows (kernels/activation.h), or both: whatever
-// the instructions that read it need.
+// Rows of `width` elements, kept as float32, as q8 or bf16 rows (kernels/activation.h), or several:
+// whatever the instructions that read it need.
 struct Value {
   int64_t width;
   int64_t max_rows[kNumLayouts];
   int producer;  // instruction
   bool needs_f32 = false;
-  bool needs_q8 = false;
+  bool needs_quantised = false;  // the form that quantised weights take: StepInput::num_q8_tokens
+  bool needs_bf16 = false;       // of all rows
   int f32_place = kNoPlace;
   int q8_place = kNoPlace;
+  int bf16_place = kNoPlace;
   int last_use;  // instruction
 };
 

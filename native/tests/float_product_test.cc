@@ -64,7 +64,7 @@ struct EqualRows {
     const float* f32 = x.data();
     const uint16_t* bf16 = rounded.data();
     float out[16];
-    linear(*packed, 0, 16, {nullptr, &f32, &bf16, 1}, out, 16);
+    linear(*packed, 0, 16, {nullptr, &f32, &bf16, 1, 0}, out, 16);
     return out[7];
   }
 };

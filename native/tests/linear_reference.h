@@ -158,8 +158,8 @@ struct RandomRows {
   std::vector<std::byte> memory;
   std::vector<Q8Row> q8;
   std::vector<const float*> f32_rows;
-  std::vector<std::vector<uint16_t>> bf16;
-  std::vector<const uint16_t*> bf16_rows;
+  std::vector<uint16_t> bf16;
+  std::vector<const uint16_t*> bf16_rows;  // equally far apart
 
   // The int8 form is made where k is a multiple of 32.
   RandomRows(int m, int64_t k, std::mt19937& rng) : k(k), f32(size_t(m)) {
@@ -171,10 +171,14 @@ struct RandomRows {
         row[size_t(i)] = size * std::normal_distribution<float>()(rng);
       }
       f32_rows.push_back(row.data());
-      bf16.emplace_back(size_t(k + k % 2), uint16_t{0xa5a5});
-      round_row_to_bf16(row.data(), k, bf16.back().data());
     }
-    for (const auto& row : bf16) bf16_rows.push_back(row.data());
+    const int64_t stride = bf16_row_elements(k);
+    bf16.assign(size_t(m * stride), uint16_t{0xa5a5});
+    for (int i = 0; i < m; ++i) {
+      uint16_t* to = bf16.data() + i * stride;
+      round_row_to_bf16(f32[size_t(i)].data(), k, to);
+      bf16_rows.push_back(to);
+    }
     if (k % 32 == 0) quantize();
   }
 
@@ -191,15 +195,21 @@ struct RandomRows {
     }
   }
 
-  ActivationRows view(int m) const { return {q8.data(), f32_rows.data(), bf16_rows.data(), m}; }
+  // Quantised weights take the first `num_q8` as q8 rows.
+  ActivationRows view(int m, int num_q8) const {
+    return {q8.data(), f32_rows.data(), bf16_rows.data(), m, num_q8};
+  }
+  ActivationRows view(int m) const { return view(m, m); }
 
-  // The activation a product with weights of `type` takes.
+  double bf16_at(int row, int64_t col) const {
+    const uint16_t bits = bf16_rows[size_t(row)][col];
+    const uint8_t bytes[2] = {uint8_t(bits), uint8_t(bits >> 8)};
+    return float_value(QuantType::kBF16, bytes);
+  }
+
+  // The activation a product with weights of `type` takes, of quantised ones the int8 form.
   double at(QuantType type, int row, int64_t col) const {
-    if (type == QuantType::kBF16) {
-      const uint16_t bits = bf16[size_t(row)][size_t(col)];
-      const uint8_t bytes[2] = {uint8_t(bits), uint8_t(bits >> 8)};
-      return float_value(type, bytes);
-    }
+    if (type == QuantType::kBF16) return bf16_at(row, col);
     if (is_float_type(type)) return double(f32[size_t(row)][size_t(col)]);
     const Q8Row& r = q8[size_t(row)];
     return double(r.scale[col / 32]) * r.q[col];

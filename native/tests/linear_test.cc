@@ -4,32 +4,24 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
-#include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "kernels/linear.h"
 #include "tests/check.h"
+#include "tests/linear_batches.h"
 #include "tests/linear_reference.h"
 
 namespace takt::test {
 namespace {
 
+constexpr int kAllRows = 1 << 30;
+
 std::vector<int64_t> column_counts(QuantType type) {
   if (is_float_type(type)) return {1, 3, 7, 96, 257};
   if (file_format(type).cols == 256) return {256, 768};
   return {32, 96, 576};
-}
-
-std::vector<float> multiply(const PackedWeight& w, const RandomRows& x, int m) {
-  std::vector<float> out(size_t(w.rows() * m));
-  linear(w, 0, w.rows(), x.view(m), out.data(), w.rows());
-  return out;
-}
-
-bool equal_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 struct Expected {
@@ -61,7 +53,9 @@ void check_products(const RandomMatrix& raw, const RandomRows& x, int m,
   const RawMatrix view = raw.view();
   const auto w = pack_weight({&view, 1}, bias.data(), 2);
   CHECK(w->rows() == raw.rows && w->cols() == raw.cols);
-  CHECK(w->needs_f32() == is_float_type(raw.type) && w->needs_q8() != w->needs_f32());
+  CHECK(w->is_quantised() == !is_float_type(raw.type));
+  CHECK(w->needs_bf16() == (raw.type == QuantType::kBF16));
+  CHECK(w->needs_f32() == (is_float_type(raw.type) && !w->needs_bf16()));
   const std::vector<float> out = multiply(*w, x, m);
   for (int i = 0; i < m; ++i) {
     for (int64_t n = 0; n < raw.rows; ++n) {
@@ -89,49 +83,18 @@ void products_match_reference(QuantType type) {
   }
 }
 
-// Each of `m` rows alone.
-std::vector<float> one_by_one(const PackedWeight& w, const RandomRows& x, int m) {
-  std::vector<float> out(size_t(m * w.rows()));
-  for (int i = 0; i < m; ++i) {
-    const ActivationRows one = {x.q8.empty() ? nullptr : &x.q8[size_t(i)], &x.f32_rows[size_t(i)],
-                                &x.bf16_rows[size_t(i)], 1};
-    linear(w, 0, w.rows(), one, out.data() + i * w.rows(), w.rows());
-  }
-  return out;
-}
-
-// Each row of x alone, on the generic build, is what a batch of any of these sizes, the last of them
-// the largest, must give on every build.
-void batches_equal_single_rows(QuantType type, int64_t cols, std::span<const int> sizes) {
-  std::mt19937 rng(99 + unsigned(type));
-  const int64_t rows = 40;
-  const int max_m = sizes.back();
-  const RandomMatrix raw(type, rows, cols, rng);
-  const RandomRows x(max_m, cols, rng);
-  const RawMatrix view = raw.view();
-  const auto w = pack_weight({&view, 1}, nullptr, 1);
-
-  select_isa("generic");
-  const std::vector<float> single = one_by_one(*w, x, max_m);
-  for (const char* isa : available_isas()) {
-    select_isa(isa);
-    for (const int m : sizes) {
-      const std::vector<float> expected(single.begin(), single.begin() + m * rows);
-      CHECK(equal_bits(multiply(*w, x, m), expected), "%s type %d m %d", isa, int(type), m);
-    }
-  }
-}
-
 void small_batches_equal_single_rows(QuantType type) {
-  std::vector<int> sizes;
-  for (int m = 1; m <= 70; m += kIsSanitized && m > 17 ? 13 : 1) sizes.push_back(m);
+  std::mt19937 rng(99 + unsigned(type));
   const int64_t cols = is_float_type(type) ? 67 : file_format(type).cols == 256 ? 512 : 160;
-  batches_equal_single_rows(type, cols, sizes);
+  batches_equal_single_rows(RandomMatrix(type, 40, cols, rng), kAllRows,
+                            small_batches(), rng);
 }
 
+// Around the number of rows that one pass takes.
 void more_rows_than_a_pass_equal_single_rows() {
-  constexpr int kSizes[] = {255, 256, 257, 300};
-  batches_equal_single_rows(QuantType::kQ4_1, 96, kSizes);
+  std::mt19937 rng(21);
+  batches_equal_single_rows(RandomMatrix(QuantType::kQ4_1, 40, 96, rng), kAllRows,
+                            {255, 256, 257, 300}, rng);
 }
 
 // What a product reads lies in one piece, and that of the rows after it behind it.
@@ -162,7 +125,7 @@ void ranges_equal_whole() {
   const int64_t rows = 86;
   const std::vector<float> bias = random_bias(rows, rng);
   const auto w = pack_weight(parts, bias.data(), 3);
-  CHECK(w->rows() == rows && w->needs_f32() && w->needs_q8());
+  CHECK(w->rows() == rows && w->needs_f32() && w->is_quantised());
   const int m = 7;
   const RandomRows x(m, 256, rng);
   const std::vector<float> whole = multiply(*w, x, m);

@@ -9,12 +9,19 @@ import pytest
 from random_model import RandomLayer, RandomModel
 from takt import LLM
 from takt.config import CacheOptions, EngineConfig, ModelConfigOptions
+from takt.engine import precision
 from takt.engine.precision import resolve_policy
 from takt.errors import ConfigError
 from takt.ops.create import num_usable_cpus
 from takt.ops.native.ops import NativeOps
 from takt.types.kv import KVDtype
-from takt.types.precision import Operator, Phase, PrecisionInUse, PrecisionPolicy
+from takt.types.precision import (
+    Activations,
+    Operator,
+    Phase,
+    PrecisionInUse,
+    PrecisionPolicy,
+)
 from takt.types.quant import QuantType
 
 
@@ -48,12 +55,39 @@ def test_contradicting_options_are_refused() -> None:
 
 
 def test_a_line_names_what_was_packed() -> None:
-    used = PrecisionInUse(policy_of(quantization="int4"))
+    used = PrecisionInUse(policy_of(quantization="int4", prefill_activation_dtype="int8"))
     for operator in (Operator.QKV, Operator.DOWN, Operator.HEAD):
         used.packed_type(operator, QuantType.BF16, 64)
     assert used.describe() == (
         "int4 (qkv down q4_1 x int8, head q8_0 x int8; KV bfloat16; norms f32)"
     )
+
+
+def test_a_line_tells_prompts_apart() -> None:
+    used = PrecisionInUse(policy_of(prefill_activation_dtype="bfloat16"))
+    used.packed_type(Operator.QKV, QuantType.Q4_K, 256)
+    used.packed_type(Operator.DOWN, QuantType.BF16, 40)
+    assert used.describe() == (
+        "auto (qkv q4_k x int8 (prompts bf16), down bf16 x bf16; KV bfloat16; norms f32)"
+    )
+
+
+@pytest.mark.parametrize("has_unit", [True, False])
+def test_auto_takes_prompts_in_bf16_where_a_matrix_unit_multiplies_it(
+    monkeypatch: pytest.MonkeyPatch, has_unit: bool
+) -> None:
+    monkeypatch.setattr(precision, "has_matrix_unit", lambda: has_unit)
+    assert policy_of().prompts_are_bf16 == has_unit
+    assert policy_of(quantization="int4").prompts_are_bf16 == has_unit
+    for options in (
+        {"dtype": "float32"},
+        {"quantization": "none"},
+        {"backend": "torch"},
+        {"prefill_activation_dtype": "int8"},
+    ):
+        assert policy_of(**options).prompt_activations is Activations.INT8
+    with pytest.raises(ConfigError, match=r"--prefill-activation-dtype .* --dtype float16"):
+        policy_of(dtype="float16", prefill_activation_dtype="bfloat16")
 
 
 @pytest.mark.parametrize("asked", ["fp8", "fp8_e4m3"])
@@ -79,6 +113,26 @@ def test_float_weights_are_batch_invariant(kind: QuantType) -> None:
     alone = [model.drive(ops).generate_together([prompt], 8)[0] for prompt in prompts]
     ops.close()
     assert together == alone
+
+
+@pytest.mark.parametrize("kind", [QuantType.Q4_1, QuantType.Q5_0, QuantType.Q8_0])
+def test_prompts_in_bf16_are_batch_invariant(kind: QuantType) -> None:
+    """Tokens differ from those of int8 prompts somewhere, or this would show nothing."""
+    model = RandomModel([RandomLayer(kinds=(kind,) * 7)] * 2, head=kind)
+    prompts = [[(7 * i + 3 * j) % 300 for j in range(9 + 3 * i)] for i in range(14)]
+    ops = NativeOps(2, prompts_are_bf16=True)
+    together = model.drive(ops, max_num_seqs=16).generate_together(prompts, 8)
+    alone = [model.drive(ops).generate_together([prompt], 8)[0] for prompt in prompts]
+    chunked = [
+        [row.token_id for row in model.drive(ops).generate(prompt, 8, chunk_size=7)]
+        for prompt in prompts
+    ]
+    ops.close()
+    ops = NativeOps(2)
+    in_int8 = model.drive(ops, max_num_seqs=16).generate_together(prompts, 8)
+    ops.close()
+    assert together == alone == chunked
+    assert together != in_int8
 
 
 @pytest.mark.model

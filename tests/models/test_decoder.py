@@ -10,6 +10,7 @@ from model_driver import (
     BACKENDS,
     drive_model,
     fp32_logprob_tolerance,
+    bf16_logprob_bound,
     int8_logprob_bound,
     log_softmax,
 )
@@ -76,6 +77,25 @@ def test_packed_weights_err_by_their_int8_activations(
     errors -= log_softmax(logits)[:-1]
     bound = int8_logprob_bound(float(logits.std(axis=-1).mean()))
     assert np.sqrt(np.mean(errors**2)) < bound
+
+
+@pytest.mark.parametrize(("name", "kind"), QUANTISED)
+def test_prompts_in_bf16_err_by_their_rounding(tiny: TinyMaker, name: str, kind: str) -> None:
+    """A prompt is all that is scored here, so nothing is int8."""
+    path, _ = tiny(name, kind)
+    tokens = random_prompt(60, seed=8)
+    exact, got = (
+        all_logprobs(
+            drive_model(path, "native", dtype=dtype, prompts_are_bf16=True).driver.score(
+                tokens, num_logprobs=VOCAB_SIZE
+            )
+        )
+        for dtype in ("float32", "auto")
+    )
+    error = np.sqrt(np.mean((got - exact) ** 2))
+    assert error < bf16_logprob_bound(float(exact.std(axis=-1).mean()))
+    if kind not in ("F16", "BF16"):
+        assert error > 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -53,6 +53,7 @@ def make_request(
     salt: str = "",
     stops: Sequence[int] = (),
     slo: SLO = NO_SLO,
+    num_generated_before: int = 0,
     **sampling: Any,
 ) -> Request:
     return Request(
@@ -65,6 +66,7 @@ def make_request(
         priority=priority,
         cache_salt=salt,
         slo=slo,
+        num_generated_before=num_generated_before,
     )
 
 
@@ -98,6 +100,7 @@ class ScheduleRunner:
         enable_prefix_caching: bool = True,
         kv_reservation: str = "full",
         max_model_len: int = MAX_MODEL_LEN,
+        phases_differ: bool = False,
         **options: Any,
     ) -> None:
         options = {"max_num_seqs": 4, "max_num_batched_tokens": 16, **options}
@@ -113,7 +116,9 @@ class ScheduleRunner:
             max_steps_in_flight=max_steps_in_flight,
             num_micro_batches=num_micro_batches,
             predictor=UnitTimes(),
+            phases_differ=phases_differ,
         )
+        self.phases_differ = phases_differ
         self.max_steps_in_flight = max_steps_in_flight
         self.max_num_rows = max_num_rows or 10**9
         self.in_flight: deque[tuple[SchedulerOutput, list[int], set]] = deque()
@@ -202,7 +207,8 @@ class ScheduleRunner:
             if request not in self.first_scheduled and request.num_preemptions == 0:
                 self.first_scheduled.append(request)
             salt = request.cache_salt
-            for block in self._memory.write(request, salt, text[:end], item.start):
+            computed = self._as_computed(request, text[:end])
+            for block in self._memory.write(request, salt, computed, item.start):
                 owner = in_flight.get(block, request.request_id)
                 assert owner == request.request_id, "a block of a step in flight was handed out"
                 written.add((block, request.request_id))
@@ -210,7 +216,8 @@ class ScheduleRunner:
         sampled = []
         for item, tokens in inputs:  # all is written before anything is read
             request = item.request
-            self._memory.check(request, request.cache_salt, tokens, item.start)
+            computed = self._as_computed(request, tokens)
+            self._memory.check(request, request.cache_salt, computed, item.start)
             if item.samples:
                 assert len(tokens) == len(self._texts[request])
                 for one in (request, *item.forks):
@@ -219,8 +226,26 @@ class ScheduleRunner:
                     sampled.append(token)
         return sampled, written
 
+    def _as_computed(self, request: Request, tokens: Sequence[int]) -> Sequence[int]:
+        """Tokens as the KV cache tells them apart: generated ones too, where phases differ."""
+        if not self.phases_differ:
+            return tokens
+        num_given = request.num_given_tokens
+        return [token + VOCAB_SIZE * (i >= num_given) for i, token in enumerate(tokens)]
+
+    def _check_phases(self, output: SchedulerOutput) -> None:
+        end = 0
+        for item in output.scheduled:
+            num_given = item.request.num_given_tokens
+            assert item.start >= num_given or item.start + item.num_tokens <= num_given
+            if item.start >= num_given:
+                assert end < output.num_generated_tokens, "generated tokens come first"
+            end += item.num_tokens
+
     def _check_limits(self, output: SchedulerOutput) -> None:
         items, options = output.scheduled, self.options
+        if self.phases_differ:
+            self._check_phases(output)
         num_tokens = sum(item.num_tokens for item in items)
         assert num_tokens == output.total_num_scheduled_tokens <= options.max_num_batched_tokens
         assert len(items) <= options.max_num_seqs
@@ -248,7 +273,10 @@ class ScheduleRunner:
             for item in items:
                 request = item.request
                 if request.num_preemptions == 0 and item.start < request.num_prompt_tokens:
-                    assert item.start + item.num_tokens == request.num_prompt_tokens
+                    ends = {request.num_prompt_tokens}
+                    if self.phases_differ:
+                        ends.add(request.num_given_tokens)
+                    assert item.start + item.num_tokens in ends
 
 
 def check_texts(runner: ScheduleRunner) -> None:

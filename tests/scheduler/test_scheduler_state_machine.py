@@ -28,6 +28,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_pipeline=st.booleans(),
         itl_ns=st.sampled_from([None, 4, 12, 40]),
         ttft_ns=st.sampled_from([None, 1, 30, 10**6]),
+        phases_differ=st.booleans(),
     )
     def start(
         self,
@@ -43,6 +44,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_pipeline: bool,
         itl_ns: int | None,
         ttft_ns: int | None,
+        phases_differ: bool,
     ) -> None:
         is_pace = policy == "pace"
         if not is_pace or reservation == "optimistic":
@@ -60,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=num_tokens,
             slo_itl_p99_ms=itl_ns and itl_ns / NS_PER_MS,
             slo_ttft_p99_ms=ttft_ns and ttft_ns / NS_PER_MS,
+            phases_differ=phases_differ,
         )
         self.is_full = reservation == "full"
         self.added: list[Request] = []
@@ -76,6 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         slo=st.builds(
             SLO, st.sampled_from([None, None, 1, 6]), st.sampled_from([None, 1, 50, 10**15])
         ),
+        num_generated_before=st.sampled_from([0, 0, 0, 1, 5]),
     )
     def add(
         self,
@@ -88,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         min_tokens: int,
         prompt_logprobs: int | None,
         slo: SLO,
+        num_generated_before: int,
     ) -> None:
         request = make_request(
             f"r{len(self.added)}",
@@ -101,6 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_tokens=min(min_tokens, max_tokens),
             prompt_logprobs=prompt_logprobs,
             slo=slo,
+            num_generated_before=min(num_generated_before, len(prompt) - 1),
         )
         try:
             self.runner.add(request)

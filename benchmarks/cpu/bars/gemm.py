@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
 from benchmarks.cpu.native_programs import num_cpus, vnni_peak
 
+from takt.ops.create import has_matrix_unit
 from takt.ops.native.ops import NativeOps
 from takt.types.quant import QuantTensor, QuantType
 from takt.types.step import StepInput, StepLimits, StepOutput
@@ -31,10 +32,10 @@ class Product:
 def measure(setting: BenchSetting) -> BarResult:
     """Time of a program with a norm before each call, less that of the norms alone, per call.
 
-    The norm is where activations are quantised if a product follows, as in the model; alone it
-    does not quantise. Programs alternate, and the peak comes from as many threads in the same run.
+    Rows are those of a prompt, in the form that the default gives them on this CPU. The norm is where
+    they take it if a product follows, as in the model; alone it does not. Programs alternate, and the peak comes from as many threads in the same run.
     """
-    ops = NativeOps()
+    ops = NativeOps(prompts_are_bf16=has_matrix_unit())
     peaks: list[float] = []
     try:
         products = _products(ops)

@@ -38,6 +38,13 @@ class ModelConfigOptions:
         "float weights as stored and unpacks quantised ones to bf16.",
         choices=("auto", "none", "int8", "int4"),
     )
+    prefill_activation_dtype: str = option(
+        "auto",
+        "What products with quantised weights take for tokens of a prompt: int8, or bfloat16. auto "
+        "is bfloat16 on a CPU with a matrix unit for it (AMX), else int8. Generated tokens are int8, "
+        "and bfloat16 prompts do not share KV with them.",
+        choices=("auto", "int8", "bfloat16"),
+    )
     backend: str = option(
         "native",
         "native, or torch: a slow reference to compare with; needs PyTorch.",

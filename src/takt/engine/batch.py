@@ -66,12 +66,13 @@ class BatchFiller:
         views, copies = buffer.step.views, scheduled.block_copies
         if copies:
             views["block_copies"][: len(copies)] = copies
-        views["header"][:5] = (
+        views["header"][:6] = (
             scheduled.step_id,
             scheduled.total_num_scheduled_tokens,
             scheduled.num_seqs,
             filled.num_rows,
             len(copies),
+            scheduled.num_generated_tokens,
         )
         return filled
 

@@ -50,6 +50,8 @@ class LoadedModel:
     ending: Callable[[], str] = lambda: "a rank has ended"
     """Which process that was, and how it ended."""
     pipeline: PipelineInfo | None = None
+    phases_differ: bool = False
+    """See `SchedulerLimits`."""
     available_bytes: int | None = None
     """Memory that is free for the KV pool, where it is not this host's alone."""
 
@@ -80,6 +82,7 @@ def build_core(config: EngineConfig, model: LoadedModel, clock: Clock) -> Engine
         max_steps_in_flight=executor.max_steps_in_flight,
         num_micro_batches=model.num_micro_batches,
         predictor=learned,
+        phases_differ=model.phases_differ,
     )
     is_pipeline = model.num_micro_batches > 1
     runner = Runner(executor, sizes.limits, sizes.kv.block_size, kv, clock, is_pipeline=is_pipeline)

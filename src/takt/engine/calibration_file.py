@@ -15,6 +15,7 @@ import msgspec
 import takt
 from takt.config import EngineConfig, cache_home
 from takt.engine.calibrate import Calibration
+from takt.engine.precision import with_activations
 from takt.parallel.cpu_name import cpu_name
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
@@ -72,7 +73,11 @@ def model_and_machine(config: EngineConfig) -> dict[str, Any]:
         "version": takt.__version__,
         "model": state,
         "machine": [platform.node(), platform.machine(), cpu_name(), os.cpu_count()],
-        "dtype": [config.model.dtype, config.model.quantization],
+        "dtype": [
+            config.model.dtype,
+            config.model.quantization,
+            with_activations(config).model.prefill_activation_dtype,
+        ],
     }
 
 

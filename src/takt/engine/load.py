@@ -12,7 +12,7 @@ from takt.config import EngineConfig
 from takt.engine.build import LoadedModel
 from takt.engine.executor import Executor, InlineExecutor
 from takt.engine.memory import available_memory_bytes
-from takt.engine.precision import resolve_policy
+from takt.engine.precision import resolve_policy, with_activations
 from takt.engine.sizing import EngineSizes, KVShape, check_max_model_len, plan_sizes
 from takt.errors import ConfigError
 from takt.loading.base import Checkpoint, Tokenizer
@@ -72,6 +72,7 @@ def _load(
     begin_beside: Callable[[Checkpoint], Callable[[], ResultT]],
 ) -> tuple[LoadedModel, ResultT]:
     """`begin_beside` starts work on the open checkpoint and returns how to wait for its result."""
+    config = with_activations(config)
     precision = PrecisionInUse(resolve_policy(config))
     resolved = resolve_model(config.model.model, on_progress)
     report = None
@@ -128,7 +129,11 @@ def _load_one_rank(
     )
     # What cannot fit before the weights are there will not fit beside them.
     plan_sizes(config, kv_shape, available_memory_bytes(), vocab_size=model.vocab_size)
-    ops = create_ops(config.model.backend, config.model.num_threads)
+    ops = create_ops(
+        config.model.backend,
+        config.model.num_threads,
+        prompts_are_bf16=precision.policy.prompts_are_bf16,
+    )
     decoder = load_decoder(checkpoint, model, ops, precision=precision, on_progress=on_progress)
 
     def make_executor(sizes: EngineSizes) -> Executor:
@@ -146,6 +151,7 @@ def _load_one_rank(
         vocab_size=model.vocab_size,
         eos_token_ids=eos_token_ids,
         precision=precision.describe(),
+        phases_differ=precision.policy.prompts_are_bf16,
         weight_bytes=ops.weight_bytes,
         num_threads=ops.num_threads,
         max_steps_in_flight=1,

@@ -24,6 +24,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add"):
     slo_itl_ns: int | None = None
     """Its own targets; None leaves it to the server's. Likewise for TTFT."""
     slo_ttft_ns: int | None = None
+    num_generated_before: int = 0
+    """Tokens at the prompt's end that another engine generated, which this one goes on from."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag="abort"):

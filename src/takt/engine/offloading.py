@@ -70,6 +70,7 @@ class Journey:
         return msgspec.structs.replace(
             self.request,
             prompt_token_ids=[*self.request.prompt_token_ids, *self.token_ids],
+            num_generated_before=num_tokens,
             sampling=msgspec.structs.replace(
                 sampling,
                 max_tokens=sampling.max_tokens - num_tokens,

@@ -1,11 +1,20 @@
-"""From `--dtype` and `--quantization` to a precision policy."""
+"""From `--dtype`, `--quantization` and `--prefill-activation-dtype` to a precision policy."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from takt.config import EngineConfig
 from takt.errors import ConfigError
+from takt.ops.create import has_matrix_unit
 from takt.types.kv import KVDtype
-from takt.types.precision import Operator, OperatorPrecision, PrecisionPolicy, uniform
+from takt.types.precision import (
+    Activations,
+    Operator,
+    OperatorPrecision,
+    PrecisionPolicy,
+    uniform,
+)
 from takt.types.quant import QuantType
 
 _DTYPES = {
@@ -19,6 +28,23 @@ AUTO = OperatorPrecision(floats=QuantType.Q8_0)
 of what keeps the perplexity within 1 % of fp32 the fewest bytes a step, see docs/precision.md."""
 
 
+_ACTIVATIONS = {"int8": Activations.INT8, "bfloat16": Activations.BF16}
+
+
+def with_activations(config: EngineConfig) -> EngineConfig:
+    """`config` with an `auto` of --prefill-activation-dtype decided, for this machine.
+
+    All ranks compute as the first one does: hosts of a group may differ.
+    """
+    model = config.model
+    if model.prefill_activation_dtype != "auto":
+        return config
+    is_quantised = model.dtype == "auto" and model.quantization != "none"
+    takes_bf16 = is_quantised and model.backend == "native" and has_matrix_unit()
+    activations = "bfloat16" if takes_bf16 else "int8"
+    return replace(config, model=replace(model, prefill_activation_dtype=activations))
+
+
 def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
     """The policy that the options ask for; raises `ConfigError` if they contradict each other."""
     dtype, quantization = config.model.dtype, config.model.quantization
@@ -28,18 +54,24 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
             "not: leave out one of them"
         )
     kv_dtype = resolve_kv_dtype(config)
+    activations = _ACTIVATIONS[with_activations(config).model.prefill_activation_dtype]
     if dtype != "auto":
         kind = _DTYPES[dtype]
+        if activations is Activations.BF16:
+            raise ConfigError(
+                f"--prefill-activation-dtype bfloat16 is for quantised weights, --dtype {dtype} has "
+                "none: leave out one of them"
+            )
         return PrecisionPolicy(dtype, uniform(OperatorPrecision(kind, kind)), kv_dtype)
     if quantization == "int8":
         int8 = OperatorPrecision(QuantType.Q8_0, QuantType.Q8_0)
-        return PrecisionPolicy("int8", uniform(int8), kv_dtype)
+        return PrecisionPolicy("int8", uniform(int8), kv_dtype, activations)
     if quantization == "int4":
-        return PrecisionPolicy("int4", _int4(), kv_dtype)
+        return PrecisionPolicy("int4", _int4(), kv_dtype, activations)
     if quantization == "none":
         none = OperatorPrecision(floats=None, quantized=QuantType.BF16)
-        return PrecisionPolicy("none", uniform(none), kv_dtype)
-    return PrecisionPolicy("auto", uniform(AUTO), kv_dtype)
+        return PrecisionPolicy("none", uniform(none), kv_dtype, activations)
+    return PrecisionPolicy("auto", uniform(AUTO), kv_dtype, activations)
 
 
 def resolve_kv_dtype(config: EngineConfig) -> KVDtype:

@@ -59,7 +59,12 @@ class RankModel:
         try:
             self.model: ModelConfig = read_model_config(checkpoint)
             self.shard: Shard = self._shard(checkpoint)
-            self.ops: Ops = create_ops(config.model.backend, num_threads, num_peers=num_peers)
+            self.ops: Ops = create_ops(
+                config.model.backend,
+                num_threads,
+                num_peers=num_peers,
+                prompts_are_bf16=self.precision.policy.prompts_are_bf16,
+            )
             self.decoder: Decoder = load_decoder(
                 checkpoint,
                 self.model,

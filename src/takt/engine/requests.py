@@ -94,6 +94,7 @@ class RequestRules:
             priority=request.priority,
             slo=SLO(request.slo_itl_ns, request.slo_ttft_ns),
             cache_salt=request.cache_salt,
+            num_generated_before=request.num_generated_before,
         )
 
     def _check_token_id(self, field: str, token_id: int) -> None:

@@ -111,9 +111,13 @@ class KVCacheManager:
         )
 
     # -- prefixes -----------------------------------------------------------------------------
-    def prefix_chain(self, extra_keys: Sequence[str] = ()) -> PrefixChain | None:
+    def prefix_chain(
+        self, extra_keys: Sequence[str] = (), num_given: int | None = None
+    ) -> PrefixChain | None:
         """A chain for a new sequence's block keys; None without prefix caching."""
-        return PrefixChain(self.block_size, extra_keys) if self.enable_prefix_caching else None
+        if not self.enable_prefix_caching:
+            return None
+        return PrefixChain(self.block_size, extra_keys, num_given=num_given)
 
     def lookup(self, chain: PrefixChain | None, token_ids: Sequence[int]) -> PrefixHit:
         """The longest computed prefix of `token_ids` that leaves at least one token to compute.

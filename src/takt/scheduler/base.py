@@ -84,7 +84,8 @@ class Scheduler(ABC):
         check_request(request, self._limits, self._reservation)
         request.order_key = (*self.policy_key(request), self._num_added, request.choice)
         self._num_added += 1
-        request.prefix = self._kv.prefix_chain((request.cache_salt,))
+        num_given = request.num_given_tokens if self._limits.phases_differ else None
+        request.prefix = self._kv.prefix_chain((request.cache_salt,), num_given)
         self._live[request.request_id] = {request.choice: request}
         self._waiting.push(request)
 

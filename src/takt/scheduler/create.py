@@ -29,6 +29,7 @@ def create_scheduler(
     max_steps_in_flight: int = 1,
     predictor: LearnedStepTime | None = None,
     num_micro_batches: int = 1,
+    phases_differ: bool = False,
 ) -> Scheduler:
     """A scheduler over the pool `kv`; raises `ConfigError` for an unknown policy or small limits.
 
@@ -46,6 +47,7 @@ def create_scheduler(
         max_num_rows=max_num_rows,
         max_steps_in_flight=max_steps_in_flight,
         num_micro_batches=num_micro_batches,
+        phases_differ=phases_differ,
     )
     reserves_output = cache.kv_reservation == "full"
     if name in _PLAIN:
@@ -70,6 +72,7 @@ def step_limits(
     max_num_rows: int | None = None,
     max_steps_in_flight: int = 1,
     num_micro_batches: int = 1,
+    phases_differ: bool = False,
 ) -> SchedulerLimits:
     """Raises `ConfigError` for limits that contradict each other."""
     return SchedulerLimits(
@@ -80,4 +83,5 @@ def step_limits(
         max_steps_in_flight=max_steps_in_flight,
         enable_chunked_prefill=config.enable_chunked_prefill,
         num_micro_batches=num_micro_batches,
+        phases_differ=phases_differ,
     )

@@ -55,6 +55,16 @@ class SchedulerOutput:
         return len(self.batch.requests)
 
     @property
+    def num_generated_tokens(self) -> int:
+        """Tokens before the first one of a prompt; where phases differ, all that were generated."""
+        num_tokens = len(self.batch.requests)
+        for item in self.prompts:
+            if item.start < item.request.num_given_tokens:
+                break
+            num_tokens += item.num_tokens
+        return num_tokens
+
+    @property
     def num_seqs(self) -> int:
         return len(self.batch.requests) + len(self.prompts)
 

@@ -37,6 +37,8 @@ class Request:
     """What it asks for itself; the server's targets hold where it asks nothing."""
     choice: int = 0
     cache_salt: str = ""
+    num_generated_before: int = 0
+    """Tokens at the prompt's end that another engine generated, which this one goes on from."""
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
@@ -68,6 +70,11 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def num_given_tokens(self) -> int:
+        """Tokens that nobody generated: a precision policy may compute them unlike the others."""
+        return len(self.prompt_token_ids) - self.num_generated_before
 
     @property
     def num_tokens(self) -> int:

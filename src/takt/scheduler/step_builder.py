@@ -20,6 +20,7 @@ class StepBuilder:
         "begins_block",
         "is_starved",
         "num_decode_kv_tokens",
+        "num_generated_chunks",
         "num_prefill_tokens",
         "num_rows_left",
         "num_tokens_left",
@@ -36,6 +37,8 @@ class StepBuilder:
         self.begins_block = False
         self.num_decode_kv_tokens = 0
         self.prompts: list[ScheduledRequest] = []
+        self.num_generated_chunks = 0
+        """The first of `prompts`, where phases differ: of tokens that were generated before."""
         self.preempted: list[Request] = []
         self.num_tokens_left = limits.max_num_batched_tokens
         self.num_rows_left = limits.max_num_rows
@@ -63,7 +66,11 @@ class StepBuilder:
         self.num_rows_left -= len(batch.requests)
 
     def add_prefill(self, item: ScheduledRequest, num_rows: int) -> None:
-        self.prompts.append(item)
+        if self._limits.phases_differ and item.start >= item.request.num_given_tokens:
+            self.prompts.insert(self.num_generated_chunks, item)
+            self.num_generated_chunks += 1
+        else:
+            self.prompts.append(item)
         self.num_tokens_left -= item.num_tokens
         self.num_rows_left -= num_rows
         self.num_prefill_tokens += item.num_tokens
@@ -75,6 +82,9 @@ class StepBuilder:
         preempted is cut nonetheless: with its output it may have grown past what a step holds.
         """
         num_left = request.num_tokens - start
+        num_given_left = request.num_given_tokens - start
+        if self._limits.phases_differ and num_given_left > 0:
+            num_left = min(num_left, num_given_left)
         num_tokens = min(num_left, self.num_tokens_left)
         if most is not None:
             num_tokens = min(num_tokens, most)

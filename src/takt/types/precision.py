@@ -86,13 +86,26 @@ class PrecisionPolicy:
     computes nothing; a table that serves as head too follows the head. Attention and norms compute
     in f32 under every policy; what attention reads is `kv_dtype`.
 
-    A policy has one entry for both phases: a token that prefill computes again, after a preemption
-    or for a chunk, must have the bits it had when it was decoded.
+    `prompt_activations` is what products with quantised weights take for tokens of a prompt, INT8 or
+    BF16; generated tokens are int8 in any case. What counts is what a token is, not how it comes to
+    be computed: one that is computed again, after a preemption, has the bits it had.
     """
 
     name: str
     linear: dict[Operator, OperatorPrecision]
     kv_dtype: KVDtype
+    prompt_activations: Activations = Activations.INT8
+
+    @property
+    def prompts_are_bf16(self) -> bool:
+        return self.prompt_activations is Activations.BF16
+
+    def activations_of(self, weights: QuantType) -> str:
+        """Names what products with weights of this type take."""
+        activations = activations_of(weights)
+        if activations is Activations.INT8 and self.prompts_are_bf16:
+            return f"{activations.value} (prompts {self.prompt_activations.value})"
+        return activations.value
 
     def of(self, operator: Operator, phase: Phase) -> OperatorPrecision | None:
         """Precision of an operator with weights in a phase; None where there are none."""
@@ -124,7 +137,7 @@ class PrecisionInUse:
             kinds = self._kinds.get(operator)
             if kinds:
                 labels = "+".join(sorted(kind.label for kind in kinds))
-                inputs = "+".join(sorted({activations_of(kind).value for kind in kinds}))
+                inputs = "+".join(sorted({self.policy.activations_of(kind) for kind in kinds}))
                 groups.setdefault(f"{labels} x {inputs}", []).append(operator.value)
         parts = [f"{' '.join(names)} {what}" for what, names in groups.items()]
         return (

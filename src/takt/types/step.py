@@ -72,8 +72,10 @@ class StepLayout:
 def input_layout(limits: StepLimits) -> StepLayout:
     """Fields of a `StepInput`, in order.
 
-    `header` is int64 `[8]`: step_id, num_tokens, num_seqs, num_rows, num_block_copies, and three
-    spare words. Tokens of a sequence are consecutive; sequence s owns tokens
+    `header` is int64 `[8]`: step_id, num_tokens, num_seqs, num_rows, num_block_copies,
+    num_generated, and two spare words. Where prompts have a precision of their own, tokens below
+    num_generated are generated ones, and rows have that order too. Tokens of a sequence are
+    consecutive; sequence s owns tokens
     `query_start[s]:query_start[s + 1]`, and its context after this step has `seq_lens[s]` tokens.
     """
     tokens, seqs, rows = limits.max_num_tokens, limits.max_num_seqs, limits.max_num_rows

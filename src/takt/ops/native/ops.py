@@ -32,10 +32,18 @@ class NativeOps:
 
     `num_peers` other processes of as many threads share these CPUs: waits sleep rather than spin
     if not all of them can run at once. Activations are numbers of a program's values. One thread at
-    a time may use an instance. Raises `ConfigError` for a number of threads that cannot be.
+    a time may use an instance. With `prompts_are_bf16` products with quantised weights take tokens
+    of a prompt as bf16, and generated ones as int8. Raises `ConfigError` for a number of threads
+    that cannot be.
     """
 
-    def __init__(self, num_threads: int | None = None, num_peers: int = 0) -> None:
+    def __init__(
+        self,
+        num_threads: int | None = None,
+        num_peers: int = 0,
+        *,
+        prompts_are_bf16: bool = False,
+    ) -> None:
         num_cpus = _native.num_usable_cpus()
         if num_threads is None:
             num_threads = num_cpus
@@ -55,6 +63,7 @@ class NativeOps:
                 num_cpus,
             )
         self.num_threads = num_threads
+        self._prompts_are_bf16 = prompts_are_bf16
         self.weight_bytes = 0
         self._kv: _native.KVPool | None = None
         self._ropes = RopeTables()
@@ -134,7 +143,11 @@ class NativeOps:
         """See `takt.ops.base.Ops`; raises `InvariantError` if `forward` makes no sense."""
         self._max_position = max_position
         builder = _native.ProgramBuilder(
-            dataclasses.asdict(limits), max_position, self.num_threads, self._kv
+            dataclasses.asdict(limits),
+            max_position,
+            self.num_threads,
+            self._kv,
+            self._prompts_are_bf16,
         )
         capture = Capture(builder)
         self._recording(capture, forward)

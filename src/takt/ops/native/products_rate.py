@@ -22,8 +22,8 @@ BATCH_ROWS = 256
 def product_rate(ops: NativeOps, weights: QuantType, num_rows: int, seconds: float) -> ProductRate:
     """Median of programs that run one after the other for `seconds`, three times at least.
 
-    Square matrices in a chain, so each reads other weights than the one before; quantising the
-    rows in between is part of it.
+    Square matrices in a chain, so each reads other weights than the one before; giving the rows in
+    between their form is part of it. One row is a generated token, several are a prompt.
     """
     rng = np.random.default_rng(0)
     matrices = [ops.pack_linear([_random(rng, weights)]) for _ in range(_NUM_MATRICES[weights])]
@@ -55,7 +55,7 @@ def _chain(
     limits = StepLimits(num_rows, 1, 1, 32, 1, 1, 1, 1, 1)
     program = ops.program(forward, limits, max_position=num_rows, eager=False)
     step, output = StepInput(limits), StepOutput(limits)
-    step["header"][:5] = (1, num_rows, 1, 0, 0)
+    step["header"][:6] = (1, num_rows, 1, 0, 0, 1 if num_rows == 1 else 0)
     step["token_ids"][:] = rng.integers(0, _WIDTH, num_rows)
     step["positions"][:] = np.arange(num_rows)
     step["query_start"][:] = (0, num_rows)
