@@ -8,9 +8,9 @@ import torch
 
 from model_driver import (
     BACKENDS,
+    bf16_logprob_bound,
     drive_model,
     fp32_logprob_tolerance,
-    bf16_logprob_bound,
     int8_logprob_bound,
     log_softmax,
 )
