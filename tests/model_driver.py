@@ -107,10 +107,10 @@ def int8_logprob_bound(spread: float) -> float:
 def bf16_logprob_bound(spread: float) -> float:
     """The same where products take bf16 activations and weights, and the cache is float32.
 
-    Either is rounded to 8 bits, by at most 2^-9 of a number at the least fraction: 2^-8 / sqrt(12) of
-    it in the mean square, and sqrt(2) for both. The rest is as in `int8_logprob_bound`.
+    Either is rounded to 8 bits, to steps of at most 2^-7 of a number: 2^-7 / sqrt(12) of it in the
+    mean square, and sqrt(2) for both. The rest is as in `int8_logprob_bound`.
     """
-    return float(4 * np.sqrt(3) * np.sqrt(2) * 2.0**-8 / np.sqrt(12) * spread)
+    return float(4 * np.sqrt(3) * np.sqrt(2) * 2.0**-7 / np.sqrt(12) * spread)
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -55,8 +55,8 @@ class Chunk:
     token_ids: Sequence[int]
     rows: Sequence[RowRequest] = (RowRequest(),)
     is_generated: bool = False
-    """Tokens that a step has sampled: where they are computed unlike a prompt's, chunks of these come
-    before others."""
+    """Tokens that a step has sampled: where they are computed unlike a prompt's, chunks of these
+    come before others."""
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -121,9 +122,7 @@ def test_prompts_in_bf16_are_batch_invariant(kind: QuantType) -> None:
     model = RandomModel([RandomLayer(kinds=(kind,) * 7)] * 2, head=kind)
     prompts = [[(7 * i + 3 * j) % 300 for j in range(9 + 3 * i)] for i in range(14)]
 
-    def generate(
-        ops: NativeOps, chunk_size: int | None = None
-    ) -> list[list[list[tuple[int, float]]]]:
+    def generate(ops: NativeOps, chunk_size: int | None = None) -> list[list[Any]]:
         driver = model.drive(ops, max_num_seqs=16, max_logprobs=5)
         return [
             [row.top for row in driver.generate(prompt, 8, chunk_size=chunk_size, num_logprobs=5)]

@@ -27,9 +27,7 @@ def test_a_preempted_sequence_finds_what_it_had_generated() -> None:
         max_num_batched_tokens=8,
         max_model_len=24,
     )
-    runner.add(
-        *[make_request(name, [1, 2, 1, first], max_tokens=14) for first, name in enumerate("ab", 1)]
-    )
+    runner.add(make_request("a", [1, 2, 1, 1], 14), make_request("b", [1, 2, 1, 2], 14))
     runner.drain()
     assert runner.scheduler.num_preemptions > 0
     check_texts(runner)

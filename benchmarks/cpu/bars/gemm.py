@@ -32,8 +32,9 @@ class Product:
 def measure(setting: BenchSetting) -> BarResult:
     """Time of a program with a norm before each call, less that of the norms alone, per call.
 
-    Rows are those of a prompt, in the form that the default gives them on this CPU. The norm is where
-    they take it if a product follows, as in the model; alone it does not. Programs alternate, and the peak comes from as many threads in the same run.
+    Rows are those of a prompt, in the form that the default gives them on this CPU. The norm is
+    where they take it if a product follows, as in the model; alone it does not. Programs alternate,
+    and the peak comes from as many threads in the same run.
     """
     ops = NativeOps(prompts_are_bf16=has_matrix_unit())
     peaks: list[float] = []

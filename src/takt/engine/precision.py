@@ -59,8 +59,8 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
         kind = _DTYPES[dtype]
         if activations is Activations.BF16:
             raise ConfigError(
-                f"--prefill-activation-dtype bfloat16 is for quantised weights, --dtype {dtype} has "
-                "none: leave out one of them"
+                "--prefill-activation-dtype bfloat16 is for quantised weights, "
+                f"--dtype {dtype} has none: leave out one of them"
             )
         return PrecisionPolicy(dtype, uniform(OperatorPrecision(kind, kind)), kv_dtype)
     if quantization == "int8":

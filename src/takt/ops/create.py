@@ -17,8 +17,8 @@ def create_ops(
 ) -> Ops:
     """`backend` is `native` or `torch`; `num_threads` None leaves the choice to it.
 
-    `num_peers` other processes share this one's CPUs alike. `prompts_are_bf16` is of `native`, which
-    otherwise takes all tokens as int8 where weights are quantised.
+    `num_peers` other processes share this one's CPUs alike. `prompts_are_bf16` is of `native`,
+    which otherwise takes all tokens as int8 where weights are quantised.
 
     Raises `ConfigError` if the backend is unknown or not installed, saying what to do.
     """

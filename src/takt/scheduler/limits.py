@@ -23,8 +23,8 @@ class SchedulerLimits:
     """Most batches that the stages of a pipeline work on at once. With more than one, a sequence is
     in one step in flight only, and decodes are spread evenly over steps."""
     phases_differ: bool = False
-    """Whether generated tokens are computed in another precision than a prompt's. A chunk then holds
-    tokens of one kind, and a step has generated ones first."""
+    """Whether generated tokens are computed in another precision than a prompt's. A chunk then
+    holds tokens of one kind, and a step has generated ones first."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_rows"):

@@ -86,9 +86,9 @@ class PrecisionPolicy:
     computes nothing; a table that serves as head too follows the head. Attention and norms compute
     in f32 under every policy; what attention reads is `kv_dtype`.
 
-    `prompt_activations` is what products with quantised weights take for tokens of a prompt, INT8 or
-    BF16; generated tokens are int8 in any case. What counts is what a token is, not how it comes to
-    be computed: one that is computed again, after a preemption, has the bits it had.
+    `prompt_activations` is what products with quantised weights take for tokens of a prompt, INT8
+    or BF16; generated tokens are int8 in any case. What counts is what a token is, not how it comes
+    to be computed: one that is computed again, after a preemption, has the bits it had.
     """
 
     name: str
