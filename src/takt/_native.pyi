@@ -103,7 +103,12 @@ def read_output(
 
 class ProgramBuilder:
     def __init__(
-        self, limits: dict[str, int], max_position: int, num_threads: int, kv: KVPool | None
+        self,
+        limits: dict[str, int],
+        max_position: int,
+        num_threads: int,
+        kv: KVPool | None,
+        prompts_are_bf16: bool,
     ) -> None: ...
     def embed(self, table: Weight, scale: float, first_token: int, vocab_size: int) -> int: ...
     def norm(
