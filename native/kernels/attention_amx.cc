@@ -21,9 +21,10 @@ namespace {
 
 using Tiles = KVTiles<BF16Tile>;
 
-// Rows of a batch: 16 tokens of 3 heads, or fewer of more heads. Several blocks to a batch, since the
-// unit falls asleep after some 500 cycles without a product and takes as many to wake: twice for
-// each batch. Products that nobody reads, to keep it awake, cost more than they save.
+// Rows of a batch: 16 tokens of 3 heads, or fewer of more heads. Several blocks to a batch, since
+// the unit falls asleep some 600 cycles after a product and takes as many to wake, which it does
+// twice for each batch. Products that nobody reads, put between softmax's rows to keep it awake,
+// cost 60 cycles each and lost.
 constexpr int kMaxBlocks = 3;
 constexpr int kMaxBatch = kMaxBlocks * kTileRows;
 // Fewer rows than this would leave most of a register empty.
@@ -35,9 +36,9 @@ constexpr int kPiece = 32;  // the head's elements that a register's row holds
 constexpr int kRowFloats = int(kSplit) + 16;
 constexpr size_t kScoreStride = kRowFloats * sizeof(float);
 
-// Registers while scores are made, and while V is weighed: few, since a core whose other thread uses
-// the unit as well has hardly any left to rename them. There a product with its loads took 30 cycles
-// with four registers in use and 70 with all eight; the unit alone makes one in 16 with either.
+// Registers while scores are made, and while V is weighed: few, since at times (it seems while the
+// core's other thread uses the unit too) hardly any are left to rename them. A product with its
+// loads then took 30 cycles with four registers in use and 70 with all eight; else 16 with either.
 constexpr Tile kSum0 = Tile(0), kSum1 = Tile(1), kSum2 = Tile(2);
 constexpr Tile kRows = Tile(3), kColumns = Tile(4);
 

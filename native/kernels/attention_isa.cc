@@ -5,7 +5,8 @@
 //              chain of a piece's even elements plus that of its odd ones, added to the sum before
 //              it; times the scale of K at p where the cache's type has one
 //   max        of the visible scores
-//   sum        of e^(score - max), 0 below 2^-56 (exp.h): position p goes to lane p % 16 in order, then the lanes
+//   sum        of e^(score - max), 0 below 2^-56 (exp.h): position p goes to lane p % 16 in order,
+//              then the lanes
 //   weighted V sum over the visible positions in pieces of 16, at absolute multiples of 16: the
 //              chain of a piece's even positions plus that of its odd ones; weights are times V's
 //              scales

@@ -47,9 +47,9 @@ inline constexpr int kNumIsas = 5;
   namespace generic {                       \
   extern const Table name;                  \
   }
-// Of kernels that use the bf16 instructions. All others are the same with them and without, but that
-// attention rounds by them as writing to the KV cache does; a sanitizer, under which they take
-// longest to compile, looks at them once.
+// Of kernels that use the bf16 instructions. All others are the same with them and without, but
+// that attention rounds by them as writing to the KV cache does; a sanitizer, under which they
+// take longest to compile, looks at them once.
 #define TAKT_ISA_TABLES_WITH_BF16(name)                                      \
   {&avx512_bf16::name, &avx512_bf16::name, &avx512::name, &avx2::name, &generic::name}
 #if defined(TAKT_SANITIZED)

@@ -29,8 +29,8 @@ RopeCache::RopeCache(const StepLimits& limits, int num_threads, Operands operand
   outputs = {q_output};
 }
 
-// A tile is some rows of some KV heads and of the query heads that share each: of all heads that its
-// K and V have room for near the core, but of one where rows are so few that tiles would be too.
+// A tile is some rows of some KV heads and of the query heads that share each: of all heads whose
+// K and V have room near the core, but of one where rows are so few that tiles would be too.
 TileGrid RopeCache::grid_for(int32_t rows) const {
   TileGrid grid = row_grid(rows, num_kv_heads_ * q_width_, num_threads_);
   grid.cols_per_tile = q_width_ * (grid.rows_per_tile > 1 ? max_kv_heads() : 1);
