@@ -39,7 +39,7 @@ def main() -> None:
     cpus = [rank.cpus[0] for rank in ranks]
     sizes = [tokens * options.hidden_size for tokens in TOKENS]
     chosen = fastest_of_all(all_reduce_seconds(cpus, [sizes[0], sizes[-1]]))
-    repeats = [all_reduce_seconds(cpus, sizes) for _ in range(1 if options.quick else 7)]
+    repeats = [all_reduce_seconds(cpus, sizes) for _ in range(1 if options.quick else 3)]
     print(f"{options.ranks} ranks on CPUs {cpus}, hidden size {options.hidden_size}, us")
     print(f"{'tokens':>6} {'bytes':>9} " + " ".join(f"{name:>8}" for name in ReduceFormat))
     is_slower = False

@@ -117,11 +117,14 @@ def tight_pool_bytes(options: argparse.Namespace, trace: list[TraceRequest]) -> 
     """For `TIGHT_SEQUENCES` of the longest answers, and one request of the engine's longest."""
     core = make_core(options, "1", POOL_BYTES)
     core.close()
-    token_bytes = POOL_BYTES / core.sizes.num_kv_tokens
-    first = trace[0]
-    longest = max(core.sizes.max_model_len, 1)
-    wanted = TIGHT_SEQUENCES * (first.num_prompt_tokens + first.max_tokens)
-    return round(token_bytes * max(wanted, 1.2 * longest))
+    spec, first = core.sizes.kv, trace[0]
+
+    def num_bytes(num_tokens: int) -> int:
+        num_blocks = -(-num_tokens // spec.block_size)
+        return num_blocks * sum(spec.block_bytes(g) for g in range(len(spec.groups)))
+
+    wanted = TIGHT_SEQUENCES * num_bytes(first.num_prompt_tokens + first.max_tokens)
+    return max(wanted, round(1.2 * num_bytes(core.sizes.max_model_len)))
 
 
 def run_trace(core: EngineCore, trace: list[TraceRequest], name: str) -> Run:
@@ -192,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--pool", choices=("both", "large", "small"), default="both")
     parser.add_argument("--model")
     parser.add_argument("-tp", type=int, default=1)
     parser.add_argument("-pp", type=int)
@@ -201,7 +205,11 @@ def main() -> None:
         return
     options.model = options.model or ("smollm2-135m" if options.quick else "gemma3-270m")
     options.pp = options.pp or (2 if options.quick else 4)
-    pools = {"room for all": POOL_BYTES, "small pool": tight_pool_bytes(options, load())}
+    pools = {}
+    if options.pool != "small":
+        pools["room for all"] = POOL_BYTES
+    if options.pool != "large":
+        pools["small pool"] = tight_pool_bytes(options, load())
     verdicts = [
         report(
             f"{options.model}, TP {options.tp} x PP {options.pp}, {pool}",
