@@ -3,10 +3,10 @@
     python benchmarks/perplexity.py [MODEL ...] [--tokens 8192] [--context 1024] [--quick]
 
 The text is cut into windows of `--context` tokens; every token but a window's first is scored given
-the tokens before it in the window. fp32 is arithmetic and KV cache in fp32 on the same weights. What
-is scored is a prompt; where those take bf16 activations, "generated" is the same text computed as
-generated tokens are. Exits with 1 if either's perplexity is more than 1 % above that of fp32; the
-other caches' loss is shown beside the bytes they spare.
+the tokens before it in the window. fp32 is arithmetic and KV cache in fp32 on the same weights.
+What is scored is a prompt; where those take bf16 activations, "generated" is the same text computed
+as generated tokens are. Exits with 1 if the perplexity of either is more than 1 % above that of
+fp32; the other caches' loss is shown beside the bytes they spare.
 """
 
 from __future__ import annotations

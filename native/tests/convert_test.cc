@@ -43,7 +43,8 @@ void values_stay_near(QuantType from, QuantType target) {
   RawMatrix view = raw.view();
   view.packed_type = target;
   const auto w = pack_weight({&view, 1}, nullptr, 2);
-  CHECK(w->needs_f32() == is_float_type(target));
+  CHECK(w->is_quantised() == !is_float_type(target));
+  CHECK(w->needs_bf16() == (target == QuantType::kBF16));
   for (int64_t n = 0; n < raw.rows; ++n) {
     const std::vector<float> got = row_of(*w, n);
     for (int64_t group = 0; group < raw.cols; group += 32) {
