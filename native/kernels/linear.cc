@@ -71,8 +71,8 @@ void stream_panel(const LinearKernels& kernels, QuantType type, const std::byte*
 }
 
 // The matrix unit's product of these rows, or null.
-[[maybe_unused]] TileProduct tile_product(QuantType type, const PassRows& pass,
-                                          int max_stream_rows) {
+TileProduct tile_product([[maybe_unused]] QuantType type, [[maybe_unused]] const PassRows& pass,
+                         [[maybe_unused]] int max_stream_rows) {
 #if defined(TAKT_X86_ISAS)
   const bool is_spaced = pass.num == 1 || pass.stride != 0;
   if (!selected_isa_has_tiles() || panel_spec(type).is_float() || !is_spaced) return nullptr;

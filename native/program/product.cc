@@ -41,7 +41,8 @@ size_t ProductRows::scratch_bytes(const PackedWeight& w, int64_t num_rows) {
 void ProductRows::space_evenly(const uint16_t** rows, int num, uint16_t* gathered,
                                int64_t width) {
   const int64_t stride = bf16_row_elements(width);
-  bool is_even = true;
+  // Choices of one prompt have the same row.
+  bool is_even = num < 2 || rows[1] != rows[0];
   for (int i = 2; i < num; ++i) is_even &= rows[i] - rows[i - 1] == rows[1] - rows[0];
   if (is_even) return;
   for (int i = 0; i < num; ++i) {

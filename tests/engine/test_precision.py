@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from random_model import RandomLayer, RandomModel
 from takt import LLM
-from takt.config import CacheOptions, EngineConfig, ModelConfigOptions
+from takt.config import CacheOptions, EngineConfig, ModelConfigOptions, ParallelOptions
 from takt.engine import precision
 from takt.engine.precision import resolve_policy
 from takt.errors import ConfigError
@@ -80,6 +81,8 @@ def test_auto_takes_prompts_in_bf16_where_a_matrix_unit_multiplies_it(
     monkeypatch.setattr(precision, "has_matrix_unit", lambda: has_unit)
     assert policy_of().prompts_are_bf16 == has_unit
     assert policy_of(quantization="int4").prompts_are_bf16 == has_unit
+    on_ray = replace(EngineConfig(), parallel=ParallelOptions(distributed_executor_backend="ray"))
+    assert not resolve_policy(on_ray).prompts_are_bf16
     for options in (
         {"dtype": "float32"},
         {"quantization": "none"},
@@ -87,8 +90,10 @@ def test_auto_takes_prompts_in_bf16_where_a_matrix_unit_multiplies_it(
         {"prefill_activation_dtype": "int8"},
     ):
         assert policy_of(**options).prompt_activations is Activations.INT8
-    with pytest.raises(ConfigError, match=r"--prefill-activation-dtype .* --dtype float16"):
-        policy_of(dtype="float16", prefill_activation_dtype="bfloat16")
+    for options in ({"dtype": "float16"}, {"quantization": "none"}, {"backend": "torch"}):
+        ((name, value),) = options.items()
+        with pytest.raises(ConfigError, match=f"--prefill-activation-dtype .* --{name} {value}"):
+            policy_of(prefill_activation_dtype="bfloat16", **options)
 
 
 @pytest.mark.parametrize("asked", ["fp8", "fp8_e4m3"])

@@ -41,8 +41,8 @@ class ModelConfigOptions:
     prefill_activation_dtype: str = option(
         "auto",
         "What products with quantised weights take for tokens of a prompt: int8, or bfloat16. auto "
-        "is bfloat16 on a CPU with a matrix unit for it (AMX), else int8. Generated tokens are "
-        "int8, and bfloat16 prompts do not share KV with them.",
+        "is bfloat16 on a CPU with a matrix unit for it (AMX), else int8, as on Ray. Generated "
+        "tokens are int8, and bfloat16 prompts do not share KV with them.",
         choices=("auto", "int8", "bfloat16"),
     )
     backend: str = option(

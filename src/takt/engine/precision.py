@@ -32,17 +32,27 @@ _ACTIVATIONS = {"int8": Activations.INT8, "bfloat16": Activations.BF16}
 
 
 def with_activations(config: EngineConfig) -> EngineConfig:
-    """`config` with an `auto` of --prefill-activation-dtype decided, for this machine.
+    """`config` with an `auto` of --prefill-activation-dtype decided, for this machine and its ranks.
 
-    All ranks compute as the first one does: hosts of a group may differ.
+    Those on Ray may be on hosts of any kind, and this process is none of them: there it is int8.
     """
     model = config.model
     if model.prefill_activation_dtype != "auto":
         return config
-    is_quantised = model.dtype == "auto" and model.quantization != "none"
-    takes_bf16 = is_quantised and model.backend == "native" and has_matrix_unit()
+    is_here = config.parallel.distributed_executor_backend != "ray"
+    takes_bf16 = is_here and _why_not_bf16(config) is None and has_matrix_unit()
     activations = "bfloat16" if takes_bf16 else "int8"
     return replace(config, model=replace(model, prefill_activation_dtype=activations))
+
+
+def _why_not_bf16(config: EngineConfig) -> str | None:
+    """The option under which no product takes quantised weights, or no native one; else None."""
+    model = config.model
+    if model.dtype != "auto":
+        return f"--dtype {model.dtype}"
+    if model.quantization == "none":
+        return "--quantization none"
+    return None if model.backend == "native" else f"--backend {model.backend}"
 
 
 def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
@@ -55,13 +65,14 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
         )
     kv_dtype = resolve_kv_dtype(config)
     activations = _ACTIVATIONS[with_activations(config).model.prefill_activation_dtype]
+    why_not = _why_not_bf16(config)
+    if activations is Activations.BF16 and why_not is not None:
+        raise ConfigError(
+            "--prefill-activation-dtype bfloat16 is for quantised weights on the native backend: "
+            f"leave out {why_not}"
+        )
     if dtype != "auto":
         kind = _DTYPES[dtype]
-        if activations is Activations.BF16:
-            raise ConfigError(
-                "--prefill-activation-dtype bfloat16 is for quantised weights, "
-                f"--dtype {dtype} has none: leave out one of them"
-            )
         return PrecisionPolicy(dtype, uniform(OperatorPrecision(kind, kind)), kv_dtype)
     if quantization == "int8":
         int8 = OperatorPrecision(QuantType.Q8_0, QuantType.Q8_0)

@@ -94,7 +94,9 @@ class StepBuilder:
             num_tokens -= 1  # the rest fits or is scored alone
         excess = num_rows(request, start, num_tokens) - self.num_rows_left
         num_tokens = max(0, num_tokens - max(0, excess))
-        must_be_whole = not self._limits.enable_chunked_prefill and request.num_preemptions == 0
+        # So may one that has come from another engine with its output.
+        is_prompt = request.num_preemptions == 0 and start < request.num_given_tokens
+        must_be_whole = not self._limits.enable_chunked_prefill and is_prompt
         return 0 if must_be_whole and num_tokens < num_left else num_tokens
 
 
