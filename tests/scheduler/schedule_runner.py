@@ -272,11 +272,9 @@ class ScheduleRunner:
         if not options.enable_chunked_prefill:
             for item in items:
                 request = item.request
-                if request.num_preemptions == 0 and item.start < request.num_prompt_tokens:
-                    ends = {request.num_prompt_tokens}
-                    if self.phases_differ:
-                        ends.add(request.num_given_tokens)
-                    assert item.start + item.num_tokens in ends
+                end = request.num_given_tokens if self.phases_differ else request.num_prompt_tokens
+                if request.num_preemptions == 0 and item.start < end:
+                    assert item.start + item.num_tokens == end
 
 
 def check_texts(runner: ScheduleRunner) -> None:

@@ -54,9 +54,9 @@ def test_what_another_engine_generated_is_cut_where_prompts_go_whole() -> None:
     """With others on their way, too: one that has begun is not kept waiting by newer ones."""
     runner = ScheduleRunner(phases_differ=True, enable_chunked_prefill=False)
     runner.add(make_request("a", [1] * 16, max_tokens=2, num_generated_before=15))
-    for i in range(12):
-        runner.add(make_request(f"b{i}", [2, 1, 2, 1, 2, 1, 2, 1], max_tokens=6))
-    for _ in range(8):
+    for i in range(40):
+        runner.add(make_request(f"b{i}", [2, 1], max_tokens=4 + 3 * i % 5))
+    for _ in range(12):
         runner.step()
     assert "a" in {name for name, _ in runner.finished}
     runner.drain()

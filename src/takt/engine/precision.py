@@ -32,9 +32,9 @@ _ACTIVATIONS = {"int8": Activations.INT8, "bfloat16": Activations.BF16}
 
 
 def with_activations(config: EngineConfig) -> EngineConfig:
-    """`config` with an `auto` of --prefill-activation-dtype decided, for this machine and its ranks.
+    """`config` with an `auto` of --prefill-activation-dtype decided, for all ranks alike.
 
-    Those on Ray may be on hosts of any kind, and this process is none of them: there it is int8.
+    It goes by this machine. Ranks on Ray may be on hosts of any kind: there it is int8.
     """
     model = config.model
     if model.prefill_activation_dtype != "auto":
