@@ -14,7 +14,7 @@ import pytest
 from store_driver import OK, identity, success, terms
 
 from takt.gateway.states import Attempt, Claimed, OnUnknown, Settled, State
-from takt.gateway.store import sqlite_sync, sqlite_thread
+from takt.gateway.store import sqlite_sync
 from takt.gateway.store.base import Held, StoreUnavailableError
 from takt.gateway.store.sqlite import SqliteStore
 
@@ -330,36 +330,6 @@ def test_a_sync_that_fails_where_it_stands_fails_the_store(tmp_path: Path) -> No
             await store.finish(held, success(b"x"))
         with pytest.raises(StoreUnavailableError):
             await store.claim(identity("third"), terms())
-        await store.close()
-
-    asyncio.run(scenario())
-
-
-def test_the_log_begins_anew_while_writers_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite_thread, "CHECKPOINT_SECONDS", 0.02)
-    path = tmp_path / "store.db"
-
-    def salt() -> bytes:
-        """Another for each log."""
-        with path.with_name("store.db-wal").open("rb") as log:
-            return log.read(24)[16:]
-
-    async def scenario() -> None:
-        store = SqliteStore(path, sync=lambda descriptor: None)
-        await store.open()
-        salts = set()
-        for number in range(2000):
-            claim = await store.claim(identity(str(number)), terms())
-            assert isinstance(claim, Claimed)
-            assert await store.finish(Held(str(number), claim.token), success(b"x"))
-            salts.add(salt())
-            if len(salts) == 4:
-                break
-        assert len(salts) == 4
-        snapshot = await store.read("0", 0)
-        assert snapshot is not None and snapshot.chunks == (b"x",)
         await store.close()
 
     asyncio.run(scenario())

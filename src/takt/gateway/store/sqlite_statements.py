@@ -29,13 +29,17 @@ class Now(msgspec.Struct, frozen=True):
 
 def claim_new(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) -> Claimed | None:
     """Claims a key that nobody used before; None if there is a record, which stays as it is. The
-    token is the record's number."""
+    token is the record's number.
+
+    A conflict that does nothing would still count the sequence on, and so write: an answer that is
+    recorded must be found on a full disk too.
+    """
     is_sent = terms.upstream != ""
     rows = db.execute(
         "INSERT INTO records SELECT "
         "NULL,?,?,?,?,?,?,'processing',seq+1,?,?,?,?,?,?,?,?,0,0,'',?,?,?,x'',x'',NULL "
         "FROM sqlite_sequence WHERE name = 'records' "
-        "ON CONFLICT (digest) DO NOTHING RETURNING token",
+        "AND NOT EXISTS (SELECT 1 FROM records WHERE digest = ?) RETURNING token",
         (
             identity.digest,
             identity.fingerprint,
@@ -54,6 +58,7 @@ def claim_new(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms
             now.wall_ms,
             now.wall_ms,
             now.wall_ms + terms.ttl_ms,
+            identity.digest,
         ),
     ).fetchall()
     return Claimed(int(rows[0][0]), int(is_sent), False, False, "") if rows else None

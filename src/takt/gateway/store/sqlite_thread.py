@@ -27,6 +27,12 @@ then wait for. What is written meanwhile is left over; writers are held up for t
 takes, since the log begins anew, in its old place, only once nothing is: a sync of a log that grows
 takes half as long again, for it must record the new length too."""
 
+MIN_LOG_PAGES = 1_000
+"""Writers are not held up to end a log that is shorter."""
+
+MAX_HOLD_MS = 5
+"""Who holds up writers waits no longer for a reader of what the database held before."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -41,6 +47,7 @@ class SqliteThread:
         self._connection = connect(path)
         self._connection.execute("PRAGMA wal_autocheckpoint=0")
         self._checkpoints = connect(path)
+        self._checkpoints.execute(f"PRAGMA busy_timeout={MAX_HOLD_MS}")
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -95,11 +102,24 @@ class SqliteThread:
     def _checkpoint(self) -> None:
         while not self._stop.wait(CHECKPOINT_SECONDS):
             try:
-                self._checkpoints.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-                self._checkpoints.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+                self._copy_log()
             except sqlite3.Error:
                 # Busy or full: the log only grows, and the writer reports what is wrong.
                 continue
+
+    def _copy_log(self) -> None:
+        is_busy, num_pages, num_copied = self._execute_checkpoint("PASSIVE")
+        # Less than all is copied where somebody reads what was there before, a backup perhaps: it
+        # would keep the other call, and all writers behind it, waiting in vain.
+        if not is_busy and num_copied == num_pages >= MIN_LOG_PAGES:
+            self._execute_checkpoint("FULL")
+
+    def _execute_checkpoint(self, mode: str) -> tuple[int, int, int]:
+        """Whether it was held up, pages of the log, and how many of them are in the database."""
+        row: tuple[int, int, int] = self._checkpoints.execute(
+            f"PRAGMA wal_checkpoint({mode})"
+        ).fetchone()
+        return row
 
 
 def run_in_transaction(
