@@ -217,8 +217,10 @@ class ReplicatedEngineClient:
             num_seqs=sampling.n,
             max_tokens=max(1, self._default_max_tokens if limit is None else limit),
         )
+        # What was generated before is shared as such, if at all: nobody's prompt would find it.
+        num_given = len(request.prompt_token_ids) - request.num_generated_before
         return self._router.route(
-            request.prompt_token_ids,
+            request.prompt_token_ids[:num_given],
             work,
             request.cache_salt,
             # Prompt positions that are scored are computed.
