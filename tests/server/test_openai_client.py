@@ -24,6 +24,8 @@ STORY = "Once upon a time there was a small village by the sea, where"
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     arguments = ["--model", MODEL, "--port", "0", "--max-model-len", "1024", "--max-num-seqs", "32"]
+    # On every CPU what is scored is then computed as what was generated.
+    arguments += ["--prefill-activation-dtype", "int8"]
     with served_process("-m", "takt.entrypoints.openai.api_server", *arguments) as server:
         yield server.url()
         server.process.send_signal(signal.SIGTERM)
