@@ -21,7 +21,6 @@ from takt.gateway.http.decoding import (
 from takt.gateway.http.pool import ConnectionPool, Origin
 from takt.gateway.http.response import BrokenExchangeError, Response
 from takt.gateway.http.upstream_connection import UpstreamConnection
-from takt.gateway.prompt_task import start_now
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -320,52 +319,6 @@ def test_a_bomb_is_decoded_as_far_as_it_is_read() -> None:
     bomb = gzip.compress(bytes(30_000_000))
     pieces = Decoder("gzip").feed(bomb)
     assert len(next(pieces)) + len(next(pieces)) < 3_000_000
-
-
-@pytest.mark.parametrize("num_turns", range(6))
-def test_a_connection_that_nobody_waits_for_is_closed(
-    runner: asyncio.Runner, num_turns: int
-) -> None:
-    num_open = num_accepted = 0
-
-    class Accepted(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            nonlocal num_open, num_accepted
-            num_open, num_accepted = num_open + 1, num_accepted + 1
-
-        def connection_lost(self, error: Exception | None) -> None:
-            nonlocal num_open
-            num_open -= 1
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(Accepted, "127.0.0.1", 0)
-        pool = ConnectionPool()
-        origin = Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", None)
-
-        async def work() -> None:
-            made.append(await pool.connect(origin, 5))
-
-        made: list[UpstreamConnection] = []
-        task = start_now(work(), loop)
-        assert task is not None
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        for connection in made:
-            connection.close()
-        # It is accepted after the one before.
-        last = await pool.connect(origin, 5)
-        async with asyncio.timeout(10):
-            while num_accepted < 1 or num_open != 1 or not last.is_open:
-                await asyncio.sleep(0.01)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        last.close()
-        await pool.close()
-        server.close()
-
-    runner.run(scenario())
 
 
 @pytest.mark.parametrize(

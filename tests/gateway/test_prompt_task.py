@@ -69,56 +69,6 @@ def test_cancelled_it_ends_where_it_waits(runner: asyncio.Runner, num_turns: int
     runner.run(scenario())
 
 
-@pytest.mark.parametrize("num_turns", [0, 1, 3], ids=["before its first turn", "at it", "later"])
-def test_what_it_waits_for_is_cancelled_with_it(runner: asyncio.Runner, num_turns: int) -> None:
-    """And has ended before the coroutine hears of it, as in any other task."""
-    seen: list[str] = []
-
-    async def open_something() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            seen.append("closed")
-
-    async def work(loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            await loop.create_task(open_something())
-        finally:
-            seen.append("told")
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        task = start_now(work(loop), loop)
-        assert task is not None
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert seen == ["closed", "told"] and task.cancelled()
-
-    runner.run(scenario())
-
-
-def test_cancelled_after_what_it_waits_for_has_come_it_is_told(runner: asyncio.Runner) -> None:
-    async def work(gate: asyncio.Future[None]) -> None:
-        await gate
-
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        gate: asyncio.Future[None] = loop.create_future()
-        task = start_now(work(gate), loop)
-        assert task is not None
-        gate.set_result(None)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelled() and not gate.cancelled()
-
-    runner.run(scenario())
-
-
 def test_an_awaited_error_is_raised_in_it(runner: asyncio.Runner) -> None:
     async def work(gate: asyncio.Future[None]) -> None:
         await gate

@@ -42,11 +42,7 @@ class _Begun(Coroutine[Any, Any, None]):
         return self._work.send(value) if waits_for is None else waits_for
 
     def throw(self, *error: Any) -> Any:
-        waits_for, self._waits_for = self._waits_for, None
-        if waits_for is not None and waits_for.cancel():
-            # Cancelled before its first step, a task knows of nothing to cancel in its place; what
-            # it is given here wakes it with the same error once it has ended.
-            return waits_for
+        self._waits_for = None
         return self._work.throw(*error)
 
     def close(self) -> None:
