@@ -1,29 +1,17 @@
-// The table of products on AMX's matrix unit; compiled for CPUs that have one.
-#include "kernels/tile_kernels.h"
+// The table of products of q8 rows on AMX's matrix unit; compiled for CPUs that have one.
 #include "kernels/tile_product.h"
+#include "kernels/tile_table.h"
 
 namespace takt::amx {
 namespace {
 
-template <int kType>
-constexpr void fill(TileKernels& out) {
-  if constexpr (kType < kNumQuantTypes) {
-    constexpr QuantType kQuantType = QuantType(kType);
-    if constexpr (!panel_spec(kQuantType).is_float()) {
-      out.product[kType] = &tile_product<kQuantType>;
-    }
-    fill<kType + 1>(out);
-  }
-}
-
-constexpr TileKernels make_table() {
-  TileKernels out{};
-  fill<0>(out);
-  return out;
-}
+template <QuantType kType>
+struct OfQ8 {
+  static constexpr TileProduct kProduct = &tile_product<kType>;
+};
 
 }  // namespace
 
-const TileKernels kTileKernels = make_table();
+const TileKernels kTileKernels = tile_table<OfQ8>();
 
 }  // namespace takt::amx

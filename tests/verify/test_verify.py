@@ -6,11 +6,12 @@ import asyncio
 import itertools
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from simulated_log import simulated_log
 
 from bench_records import make_record
 from fake_sse_server import Answer, FakeSseServer, well_behaved
@@ -19,11 +20,11 @@ from takt.bench.load import LoadRun
 from takt.bench.quantiles import Quantile
 from takt.cli.main import main
 from takt.errors import ConfigError
-from takt.observe.step_log import LoggedStep, StepLog
+from takt.observe.step_log import StepLog
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.workload import Targets
-from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
+from takt.scheduler.step_time import StepCoefficients, StepTimeModel
 from takt.verify import verify as verifying
 from takt.verify.calibration import (
     Calibration,
@@ -90,12 +91,12 @@ class TestCalibration:
     def test_the_double_predicts_what_the_service_did(self) -> None:
         """A simulated service logs its steps; the calibration knows nothing else of it."""
         server = SimulatedServer(TRUTH, 32, 256, 16_000)
-        logged = _log_of(server)
+        logged = simulated_log(server)
         arrivals = poisson_arrivals(6.0, 200, LengthDistribution(60), LengthDistribution(20), 5)
         alone = simulate(server, [Arrival(i * 10**9, 60, 20) for i in range(20)])
         alone_ms = alone.ttft_quantile_s(0.5) * 1e3
         seen = measurement(ttft=alone_ms + 3.0)
-        seen = _replaced(seen, arrivals=tuple(Arrival(i * 10**9, 60, 20) for i in range(20)))
+        seen = replace(seen, arrivals=tuple(Arrival(i * 10**9, 60, 20) for i in range(20)))
         calibration = fit(logged, Limits(32, 256), seen)
         assert calibration.server.num_kv_tokens == 16_000
         assert calibration.outside_s == pytest.approx(0.003, abs=2e-4)
@@ -126,7 +127,7 @@ class TestCalibration:
         piece = StepCoefficients(*(1.4 * value for value in PIECE))
         slower = SimulatedServer(StepTimeModel((piece, piece)), 32, 256, 16_000)
         calibration = Calibration(SimulatedServer(TRUTH, 32, 256, 16_000), 0.002, 1)
-        found = fit_load(calibration, _log_of(slower), -1)
+        found = fit_load(calibration, simulated_log(slower), -1)
         assert found is not None
         assert found.slowdown == pytest.approx(1.4, rel=0.02)
         low, high = found.slowdown_range
@@ -144,7 +145,7 @@ class TestCalibration:
             steps.append(step(now, now + length, num_decode_seqs=2, num_running=1))
             now += length
         firsts = tuple(s.update_end_ns + MS for s in steps[::9])
-        seen = _replaced(measurement(), first_stamps_ns=firsts, cached_share=0.25)
+        seen = replace(measurement(), first_stamps_ns=firsts, cached_share=0.25)
         load = LoadCalibration(Calibration(SERVER, 0.0, 1), 1.1, (0.9, 1.3), 0.5)
         found = left_out(steps, seen, load)
         assert found.itl_of_steps == pytest.approx(50.0)
@@ -200,11 +201,11 @@ class TestComparison:
         assert [row.meets_target for row in found.rows] == [False, True, True]
 
     def test_a_failed_request_fails_all(self) -> None:
-        failed = _replaced(measurement(), num_failed=1, failures={"reset": 1})
+        failed = replace(measurement(), num_failed=1, failures={"reset": 1})
         assert not compare(PREDICTION, failed, None, tolerance=0.1).passes
 
     def test_a_load_of_single_tokens_has_no_gaps_to_compare(self) -> None:
-        found = compare(PREDICTION, _replaced(measurement(), itl=None), None, tolerance=0.1)
+        found = compare(PREDICTION, replace(measurement(), itl=None), None, tolerance=0.1)
         assert [row.name for row in found.rows] == ["ttft", "e2e"]
 
 
@@ -332,7 +333,7 @@ class TestWholeRuns:
     ) -> None:
         log = tmp_path / "steps"
         writer = StepLog(log)
-        made = itertools.cycle(_log_of(SimulatedServer(TRUTH, 8, 64, 16_000)))
+        made = itertools.cycle(simulated_log(SimulatedServer(TRUTH, 8, 64, 16_000)))
 
         async def at_pace(answer: Answer) -> None:
             for one in itertools.islice(made, 150):
@@ -358,7 +359,7 @@ class TestWholeRuns:
             request = request_of(
                 "local.gguf", load=0.5, isl=30, osl=4, num_requests=25, max_num_seqs=8
             )
-            request = _replaced(request, calibration_rounds=0.3)
+            request = replace(request, calibration_rounds=0.3)
             found = verifying.verify(request, lambda *progress: told.append(progress))
             writer.close()
         assert asked[0][:3] == ("local.gguf", "--max-num-seqs", "8")
@@ -371,38 +372,3 @@ class TestWholeRuns:
     def test_a_service_that_does_not_start_ends_with_its_own_line(self) -> None:
         with pytest.raises(ServiceError, match="no-such-model"), started(["no-such-model"]):
             pass
-
-
-def _replaced(value: Any, **changes: Any) -> Any:
-    import dataclasses
-
-    return dataclasses.replace(value, **changes)
-
-
-def _log_of(server: SimulatedServer) -> list[LoggedStep]:
-    """Steps as such a service logs them, of many kinds, one after the other."""
-    rng = np.random.default_rng(3)
-    assert isinstance(server.duration, StepTimeModel)
-    steps, now = [], 0.0
-    for _ in range(300):
-        seqs, prefill = int(rng.integers(0, 24)), int(rng.choice([0, 0, 16, 60, 200]))
-        if seqs + prefill == 0:
-            continue
-        contexts = int(seqs * rng.integers(60, 80) + prefill)
-        pairs = contexts + prefill * prefill // 2
-        features = (seqs, prefill, contexts, pairs)
-        end = now + server.duration.predict_ns(StepFeatures(*features)) / MS
-        steps.append(
-            step(
-                now,
-                end,
-                num_decode_seqs=seqs,
-                num_prefill_tokens=prefill,
-                num_kv_tokens_read=contexts,
-                num_qk_pairs=pairs,
-                num_running=1,
-                kv_blocks_total=server.num_kv_tokens // 16,
-            )
-        )
-        now = end
-    return steps
