@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from store_driver import LEASE_MS, OK, TTL_MS, StoreDriver, identity, success, terms
 
@@ -266,3 +268,20 @@ def test_absent_record_is_nobodys(driver: StoreDriver) -> None:
     assert not driver.finish(7, success(b"x"), "nothing")
     assert driver.run(driver.store.heartbeat([Held("nothing", 1)], LEASE_MS)) == [False]
     assert driver.run(driver.store.heartbeat([], LEASE_MS)) == []
+
+
+@pytest.mark.parametrize("call", ["ping", "num_dead", "dead_letters", "sweep"])
+def test_a_cancellation_is_never_lost(driver: StoreDriver, call: str) -> None:
+    """What calls again and again would go on for ever."""
+    arguments = [1] if call in ("dead_letters", "sweep") else []
+
+    async def cancel_after(num_turns: int) -> bool:
+        task = asyncio.ensure_future(getattr(driver.store, call)(*arguments))
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        was_asked = task.cancel()
+        await asyncio.wait([task])
+        return was_asked and not task.cancelled()
+
+    driver.run(driver.store.ping())
+    assert [n for n in range(30) if driver.run(cancel_after(n))] == []

@@ -142,7 +142,8 @@ class ProcessEngineClient:
                 child.kill()  # it is loading, and reads no command before it is ready
             child.send(Shutdown())
             try:
-                await asyncio.wait_for(self._exited.wait(), _STOP_SECONDS)
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self._exited.wait()
             except TimeoutError:
                 child.kill()
                 await self._exited.wait()
@@ -347,7 +348,8 @@ class ProcessEngineClient:
         self._note_idle()
         if timeout_seconds > 0 and self._state is EngineState.DRAINING:
             try:
-                await asyncio.wait_for(self._idle.wait(), timeout_seconds)
+                async with asyncio.timeout(timeout_seconds):
+                    await self._idle.wait()
             except TimeoutError:
                 _log.warning("%d requests had not ended in time", len(self._streams))
 

@@ -178,7 +178,8 @@ class _Writer:
     async def finish(self, payload: bytes) -> None:
         if self._flusher is not None:
             try:
-                await asyncio.wait_for(asyncio.shield(self._flusher), FINAL_FLUSH_SECONDS)
+                async with asyncio.timeout(FINAL_FLUSH_SECONDS):
+                    await asyncio.shield(self._flusher)
             except TimeoutError:
                 raise SlowReaderError from None
         await self._send({"type": "http.response.body", "body": payload, "more_body": False})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -42,7 +41,7 @@ NUM_RETRIES = 2
 
 
 class RedisStore:
-    """Implements `Store`. Every call is one Lua script, safe to send again."""
+    """Implements `Store`. Every change is one Lua script, safe to send again."""
 
     def __init__(
         self, url: str, *, volatile: bool = False, now_ms: Callable[[], int] | None = None
@@ -54,14 +53,9 @@ class RedisStore:
         self._is_volatile = volatile
         self._now_ms = now_ms or (lambda: 0)
         self._backoff = ExponentialWithJitterBackoff(cap=0.2, base=0.02)
+        self._url = url
         try:
             self._pipe = ScriptPipe(url, TIMEOUT_SECONDS)
-            self._redis: Redis = Redis.from_url(
-                url,
-                socket_timeout=TIMEOUT_SECONDS,
-                socket_connect_timeout=TIMEOUT_SECONDS,
-                retry=Retry(self._backoff, NUM_RETRIES),
-            )
         except ValueError:
             # What it says may hold a part of the password.
             raise ConfigError(
@@ -71,9 +65,19 @@ class RedisStore:
         self._scripts = load_scripts()
 
     async def open(self) -> None:
+        client: Redis = Redis.from_url(
+            self._url,
+            socket_timeout=TIMEOUT_SECONDS,
+            socket_connect_timeout=TIMEOUT_SECONDS,
+            retry=Retry(self._backoff, NUM_RETRIES),
+        )
+        async with client:
+            await self._check(client)
+
+    async def _check(self, client: Redis) -> None:
         try:
-            persistence: dict[str, Any] = await self._redis.info("persistence")
-            memory: dict[str, Any] = await self._redis.info("memory")
+            persistence: dict[str, Any] = await client.info("persistence")
+            memory: dict[str, Any] = await client.info("memory")
         except (RedisError, OSError) as error:
             raise ConfigError(f"the store {self._name} does not answer: {error}") from None
         if self._is_volatile:
@@ -88,27 +92,22 @@ class RedisStore:
                 f"the store {self._name} may evict records (maxmemory-policy "
                 f"{memory.get('maxmemory_policy')}); set noeviction, or pass --store-volatile"
             )
-        await self._warn_about_fsync()
-
-    async def _warn_about_fsync(self) -> None:
         try:
-            setting = await self._redis.config_get("appendfsync")
+            fsync = (await client.config_get("appendfsync")).get("appendfsync", "always")
         except RedisError:
             return
-        if setting.get("appendfsync", "always") != "always":
+        if fsync != "always":
             logger.warning(
                 "the store's appendfsync is %s: a crash of its host may forget the last moments; "
                 "only appendfsync always keeps every acknowledged state",
-                setting["appendfsync"],
+                fsync,
             )
 
     async def close(self) -> None:
         await self._pipe.close()
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
 
     async def ping(self) -> None:
-        await self._call(lambda: self._redis.ping())
+        await self._command("PING")
 
     async def claim(self, identity: Identity, terms: Terms) -> Claim:
         answer = await self._script(
@@ -196,7 +195,7 @@ class RedisStore:
         return Snapshot(_record(fields_of(flat), history, now_ms), tuple(chunks))
 
     async def request_of(self, digest: str) -> bytes | None:
-        result: bytes | None = await self._call(lambda: self._redis.get(keys_of(digest)[2]))
+        result: bytes | None = await self._command("GET", keys_of(digest)[2])
         return result
 
     async def dead_letters(self, limit: int, service: str | None = None) -> list[Record]:
@@ -233,23 +232,29 @@ class RedisStore:
         num_gone = 0
         for digest in (await self._dead_digests())[:limit]:
             if await self.read(digest) is None:
-                num_gone += await self._call(partial(self._redis.zrem, DEAD, digest))
+                num_gone += await self._command("ZREM", DEAD, digest)
         return num_gone
 
     async def num_dead(self) -> int:
-        return int(await self._call(lambda: self._redis.zcard(DEAD)))
+        return int(await self._command("ZCARD", DEAD))
 
     async def _dead_digests(self) -> list[str]:
-        found = await self._call(lambda: self._redis.zrange(DEAD, 0, -1))
+        found = await self._command("ZRANGE", DEAD, 0, -1)
         return [digest.decode() for digest in found]
 
     async def _script(self, name: str, digest: str, *arguments: Argument) -> Any:
-        """Sent again where the connection broke: a script that ran already has its one effect."""
         script, keys, given = self._scripts[name], keys_of(digest), (self._now_ms(), *arguments)
+        return await self._repeat(lambda: self._pipe.run(script, keys, given))
+
+    async def _command(self, *command: Argument) -> Any:
+        return await self._repeat(lambda: self._pipe.send(*command))
+
+    async def _repeat(self, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Sent again where the connection broke: what ran already has its one effect."""
         num_failures = 0
         while True:
             try:
-                return await self._pipe.run(script, keys, given)
+                return await send()
             except (RedisError, OSError) as error:
                 num_failures += 1
                 is_broken = isinstance(error, RedisConnectionError | RedisTimeoutError | OSError)
@@ -258,12 +263,6 @@ class RedisStore:
                         f"the store {self._name} failed: {error}"
                     ) from error
             await asyncio.sleep(self._backoff.compute(num_failures))
-
-    async def _call(self, send: Callable[[], Any]) -> Any:
-        try:
-            return await send()
-        except (RedisError, OSError) as error:
-            raise StoreUnavailableError(f"the store {self._name} failed: {error}") from error
 
 
 def _without_password(url: str) -> str:

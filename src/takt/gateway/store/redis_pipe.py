@@ -51,9 +51,17 @@ class ScriptPipe:
     async def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         rest = (len(keys), *keys, *arguments)
         try:
-            return await self._send("EVALSHA", script.digest, *rest)
+            return await self.send("EVALSHA", script.digest, *rest)
         except NoScriptError:
-            return await self._send("EVAL", script.source, *rest)
+            return await self.send("EVAL", script.source, *rest)
+
+    async def send(self, *command: Argument) -> Any:
+        """The answer to one command. The library's own client would not do in a task that is to be
+        cancelled: it takes a cancellation that comes with its last byte for none."""
+        line = self._line
+        if line is None or not line.is_open:
+            line = await self._connect()
+        return await line.send(pack_command(command))  # type: ignore[arg-type]  # stub knows one
 
     async def close(self) -> None:
         if self._opening is not None:
@@ -62,12 +70,6 @@ class ScriptPipe:
         if self._line is not None:
             await self._line.close()
             self._line = None
-
-    async def _send(self, *command: Argument) -> Any:
-        line = self._line
-        if line is None or not line.is_open:
-            line = await self._connect()
-        return await line.send(pack_command(command))  # type: ignore[arg-type]  # stub knows one
 
     async def _connect(self) -> RedisLine:
         """All who wait share one attempt: one after the other would wait for the sum of theirs."""
