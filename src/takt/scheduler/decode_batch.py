@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from operator import attrgetter
 
-from takt.scheduler.request import Request
+from takt.scheduler.request import Request, SharedSteps
 
 _order_key = attrgetter("order_key")
 _NOBODY: dict[Request, None] = {}
@@ -20,11 +20,12 @@ class DecodeBatch:
     the token at position `bases[i] + batch_step`.
     """
 
-    __slots__ = ("bases", "requests")
+    __slots__ = ("_token_ids", "bases", "requests")
 
     def __init__(self, requests: list[Request], bases: list[int]) -> None:
         self.requests = requests
         self.bases = bases
+        self._token_ids = [request.token_ids for request in requests]
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -32,6 +33,10 @@ class DecodeBatch:
     def starts(self, batch_step: int) -> list[int]:
         """Position of the token that each sequence computes in that step."""
         return [base + batch_step for base in self.bases]
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Gives each sequence its next token, in order; more are not looked at."""
+        deque(map(list.append, self._token_ids, token_ids), maxlen=0)
 
 
 class Decodes:
@@ -46,8 +51,7 @@ class Decodes:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self.num_steps = 0
-        """Steps that were taken; the number of the next one."""
+        self._steps = SharedSteps()
         self.requests: list[Request] = []
         """All that decode, in the policy's order. Read only."""
         self._bases: list[int] = []
@@ -63,6 +67,11 @@ class Decodes:
         """Tokens that stop at least one of the sequences."""
         self.current: DecodeBatch | None = DecodeBatch([], [])
         """What `batch` would return; None if somebody has joined or left since. Read only."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were taken; the number of the next one."""
+        return self._steps.num_taken
 
     def __contains__(self, request: Request) -> bool:
         return request in self._base_of
@@ -81,6 +90,7 @@ class Decodes:
     def join(self, request: Request) -> None:
         """Takes in a sequence that lacks its newest token alone, and has one to sample."""
         base = request.num_computed_tokens - self.num_steps
+        request.share(self._steps)
         place = bisect_left(self.requests, request.order_key, key=_order_key)
         self.requests.insert(place, request)
         self._bases.insert(place, base)
@@ -100,6 +110,7 @@ class Decodes:
         base = self._base_of.pop(request, None)
         if base is None:
             return
+        request.go_alone()
         place = bisect_left(self.requests, request.order_key, key=_order_key)
         del self.requests[place], self._bases[place]
         self._sum_of_bases -= base
@@ -134,14 +145,10 @@ class Decodes:
 
     def advance(self, step_id: int) -> None:
         """Has each sequence compute a token and sample the next one."""
-        for request in self.requests:
-            request.num_computed_tokens += 1
-            request.num_in_flight_tokens += 1
-            request.last_step_id = step_id
-        self.num_steps += 1
+        self._steps.num_taken += 1
+        self._steps.last_step_id = step_id
 
-    def take(self, token_ids: Sequence[int]) -> None:
-        """Gives each sequence the token that it has sampled, in order; more are not looked at."""
-        for request, token_id in zip(self.requests, token_ids, strict=False):
-            request.token_ids.append(token_id)
-            request.num_in_flight_tokens -= 1
+    def take(self, batch: DecodeBatch, token_ids: Sequence[int]) -> None:
+        """Gives the sequences of `current` the tokens that they have sampled in a step."""
+        batch.append(token_ids)
+        self._steps.num_yielded += 1

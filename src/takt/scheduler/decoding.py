@@ -82,7 +82,7 @@ class DecodeScheduler:
         kv, number = self._kv, output.batch_step
         for request in decodes.at_border(number + 1):
             kv.commit(request, request.token_ids, len(request.token_ids))
-        decodes.take(token_ids)
+        decodes.take(batch, token_ids)
         ending = decodes.ending(number)
         if not ending and decodes.stop_ids.isdisjoint(token_ids):
             return []

@@ -19,7 +19,7 @@ def stop_reason(request: Request, token_id: int) -> str | None:
 def new_sibling(parent: Request, choice: int, status: RequestStatus) -> Request:
     """Another choice of the parent's request, as far as the parent is, and not begun to sample."""
     is_running = status is RequestStatus.RUNNING
-    return Request(
+    sibling = Request(
         request_id=parent.request_id,
         prompt_token_ids=parent.prompt_token_ids,
         sampling=parent.sampling,
@@ -31,13 +31,15 @@ def new_sibling(parent: Request, choice: int, status: RequestStatus) -> Request:
         choice=choice,
         cache_salt=parent.cache_salt,
         status=status,
-        num_computed_tokens=parent.num_computed_tokens if is_running else 0,
         num_cached_tokens=parent.num_cached_tokens,
-        num_in_flight_tokens=1 if is_running else 0,
         first_scheduled_ns=parent.first_scheduled_ns,
         num_scored_tokens=parent.num_prompt_tokens,  # the first choice reports the prompt's
         order_key=(*parent.order_key[:-1], choice),
         max_computed_tokens=parent.max_computed_tokens,
-        last_step_id=parent.last_step_id if is_running else -1,
         prefix=parent.prefix.fork() if parent.prefix else None,
     )
+    if is_running:
+        sibling.num_computed_tokens = parent.num_computed_tokens
+        sibling.num_in_flight_tokens = 1
+        sibling.last_step_id = parent.last_step_id
+    return sibling
