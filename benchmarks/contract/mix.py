@@ -12,7 +12,6 @@ from takt.bench.endpoint import Endpoint
 from takt.bench.http_client import HttpClient
 from takt.bench.load import Load, LoadRun, PreparedRequest
 from takt.bench.record import RequestRecord
-from takt.engine.time_slice import DEFAULT_SLICE, SHORT_SLICE_NS, set_time_slice
 from takt.plan.simulate.arrivals import Arrival
 from takt.scheduler.slo import SLO
 
@@ -66,11 +65,7 @@ def send(
     keeps_targets: bool = True,
     gives_up: GivesUp | None = None,
 ) -> LoadRun:
-    """Sends each request at its time and waits for all of them, or until it gives up.
-
-    The client shares the CPUs with the server: as one elsewhere has its own, it does not wait for
-    the end of an engine's time slice.
-    """
+    """Sends each request at its time and waits for all of them, or until it gives up."""
     client = HttpClient(Endpoint.parse(url))
     rng = random.Random(len(arrivals))
     prepared = [
@@ -79,7 +74,6 @@ def send(
     ]
 
     async def run() -> LoadRun:
-        set_time_slice(SHORT_SLICE_NS)
         load = asyncio.ensure_future(
             Load(client, TIMEOUT_S, lambda record: None).open_loop(prepared)
         )
@@ -91,7 +85,6 @@ def send(
                     break
             return await load
         finally:
-            set_time_slice(DEFAULT_SLICE)
             client.close()
 
     return asyncio.run(run())
