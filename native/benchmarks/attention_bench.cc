@@ -83,9 +83,16 @@ void attend(const AttentionArgs& args, int32_t first, int m, const std::vector<f
     q[i] = &query[size_t(i * kHeads * kHeadDim)];
     out[i] = &result[size_t(i) * row];
   }
-  for (int64_t split = 0; split * kSplit < first + m; ++split) {
-    for (int64_t h = 0; h < kKVHeads; ++h) {
-      attention_split(args, h, split, m, positions, q, out);
+  const int64_t num_splits = (first + m + kSplit - 1) / kSplit;
+  for (int64_t h = 0; h < kKVHeads; ++h) {
+    for (int64_t split = 0; split < num_splits; ++split) {
+      AttentionNext next;
+      if (split + 1 < num_splits) {
+        next = {h, split + 1};
+      } else if (h + 1 < kKVHeads) {
+        next = {h + 1, 0};
+      }
+      attention_split(args, h, split, m, positions, q, out, next);
     }
   }
 }

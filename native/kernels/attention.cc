@@ -16,13 +16,14 @@ const AttentionKernels& kernels() {
 }  // namespace
 
 void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
-                     const int32_t* positions, const float* const* q, float* const* out) {
+                     const int32_t* positions, const float* const* q, float* const* out,
+                     AttentionNext next) {
 #if defined(TAKT_X86_ISAS)
   if (selected_isa_has_tiles() && amx::split_of_many(a, kv_head, split, m, positions, q, out)) {
     return;
   }
 #endif
-  kernels().split(a, kv_head, split, m, positions, q, out);
+  kernels().split(a, kv_head, split, m, positions, q, out, next);
 }
 
 void attention_merge(const float* next, int64_t head_dim, float* merged) {

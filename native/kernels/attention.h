@@ -50,12 +50,19 @@ struct AttentionArgs {
 // weighted V [head_dim].
 inline constexpr size_t partial_floats(int64_t head_dim) { return size_t(2 + head_dim); }
 
+// What the same rows will be asked for next: its first K and V may be fetched meanwhile.
+struct AttentionNext {
+  int64_t kv_head = -1;  // -1: nobody knows
+  int64_t split = 0;
+};
+
 // For `m` rows of one sequence at `positions[i]`, and the query heads of one KV head:
 // q[i] points to [num_heads_per_kv, head_dim]; out[i] to [num_heads_per_kv, partial_floats].
 // Covers positions of [split * kSplit, (split + 1) * kSplit) that each row may see; a row that sees
 // none of them gets max = -inf, sum = 0.
 void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
-                     const int32_t* positions, const float* const* q, float* const* out);
+                     const int32_t* positions, const float* const* q, float* const* out,
+                     AttentionNext next = {});
 
 // Merges the partial result of the next split into that of those before it. A split that the row
 // sees nothing of changes no bit, and merging into nothing copies.

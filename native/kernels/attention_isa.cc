@@ -36,11 +36,18 @@ constexpr int kSplitTiles = int(kSplit / kTile);
 
 static_assert(kSplit % kTile == 0 && kMaxBatch % kMaxRows == 0);
 
+// What is read next, if it is known.
+struct Ahead {
+  int count = 0;
+  const void* tile[kTilesAhead];
+};
+
 struct Batch {
   int count = 0;
   int num_groups;
   Group groups[kMaxGroups];
   Range seen = {int(kSplit), 0};  // by any row
+  Ahead ahead;
   Range visible[kMaxBatch];
   float* out[kMaxBatch];  // partial results
   float* sum[kMaxBatch];
@@ -91,7 +98,8 @@ void attend_few(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t star
                 int last, Batch* batch) {
   const int64_t head_dim = a.kv.head_dim;
   const int count = last - first;
-  // In the order of reading: K, then V. Nothing is wanted behind the last one.
+  // In the order of reading: K, then V, then what comes next; where that is not known, or too
+  // short, nothing more is wanted.
   const typename Type::Element* tile[2 * kSplitTiles + kTilesAhead];
   const typename Type::Element* value = nullptr;
   for (int t = 0; t < count; ++t) {
@@ -99,7 +107,10 @@ void attend_few(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t star
     tile[t] = tiles.key(position, nullptr);
     tile[count + t] = value = tiles.value(position, nullptr);
   }
-  for (int t = 0; t < kTilesAhead; ++t) tile[2 * count + t] = value;
+  for (int t = 0; t < kTilesAhead; ++t) {
+    const void* next = t < batch->ahead.count ? batch->ahead.tile[t] : value;
+    tile[2 * count + t] = static_cast<const typename Type::Element*>(next);
+  }
   for (int t = 0; t < least(kTilesAhead, count); ++t) tiles.prefetch(tile[t]);
   score_group<Type, true>(batch->groups[0], tile, count, head_dim, first * int(kTile));
   softmax_all(a, tiles, start, batch);
@@ -215,9 +226,30 @@ void make_groups(int64_t head_dim, float scale, Query query, Batch* batch) {
   }
 }
 
+// The first tiles of K that the rows see there.
+template <class Type>
+Ahead tiles_ahead(const AttentionArgs& a, AttentionNext next, int m, const int32_t* positions) {
+  const int64_t start = next.split * kSplit;
+  Range seen = {int(kSplit), 0};
+  for (int i = 0; i < m; ++i) {
+    const Range visible = visible_to(a, start, positions[i]);
+    if (is_empty(visible)) continue;
+    seen = {least(seen.begin, visible.begin), most(seen.end, visible.end)};
+  }
+  Ahead ahead;
+  if (next.kv_head < 0 || is_empty(seen)) return ahead;
+  const KVTiles<Type> tiles(a, next.kv_head, start + seen.begin, start + seen.end);
+  if (!tiles.in_place()) return ahead;
+  for (int p = first_position(seen); p < seen.end && ahead.count < kTilesAhead; p += kTile) {
+    ahead.tile[ahead.count++] = tiles.key(start + p, nullptr);
+  }
+  return ahead;
+}
+
 template <class Type>
 void split_of(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
-              const int32_t* positions, const float* const* q, float* const* out) {
+              const int32_t* positions, const float* const* q, float* const* out,
+              AttentionNext next) {
   const int64_t start = split * kSplit, head_dim = a.kv.head_dim;
   const int heads = int(a.num_heads_per_kv);
   const int total = m * heads;
@@ -235,6 +267,7 @@ void split_of(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
     };
     // Scales of all positions alike are the query's.
     make_groups<Type>(head_dim, a.scale * Type::kScale, query, &batch);
+    if (num_batches == 1) batch.ahead = tiles_ahead<Type>(a, next, m, positions);
     attend<Type>(a, kv_head, start, &batch);
     for (int r = 0; r < batch.count; ++r) {
       for_each_vector(head_dim, [&](int64_t d, int count) {
@@ -245,16 +278,16 @@ void split_of(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
 }
 
 void split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m, const int32_t* positions,
-           const float* const* q, float* const* out) {
+           const float* const* q, float* const* out, AttentionNext next) {
   switch (a.kv.type) {
     case KVType::kBF16:
-      return split_of<BF16Tile>(a, kv_head, split, m, positions, q, out);
+      return split_of<BF16Tile>(a, kv_head, split, m, positions, q, out, next);
     case KVType::kF32:
-      return split_of<F32Tile>(a, kv_head, split, m, positions, q, out);
+      return split_of<F32Tile>(a, kv_head, split, m, positions, q, out, next);
     case KVType::kFP8E4M3:
-      return split_of<E4M3Tile>(a, kv_head, split, m, positions, q, out);
+      return split_of<E4M3Tile>(a, kv_head, split, m, positions, q, out, next);
     case KVType::kInt8:
-      return split_of<Int8Tile>(a, kv_head, split, m, positions, q, out);
+      return split_of<Int8Tile>(a, kv_head, split, m, positions, q, out, next);
   }
 }
 

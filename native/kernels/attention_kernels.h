@@ -9,7 +9,8 @@ namespace takt {
 
 struct AttentionKernels {
   void (*split)(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
-                const int32_t* positions, const float* const* q, float* const* out);
+                const int32_t* positions, const float* const* q, float* const* out,
+                AttentionNext next);
   void (*merge)(const float* next, int64_t head_dim, float* merged);
   void (*finish)(const float* merged, int64_t head_dim, float* out);
 };

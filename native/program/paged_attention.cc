@@ -64,12 +64,13 @@ void AttentionSplits::run(TileRun tile) const noexcept {
   const AttentionItem& item =
       tile.step.attention(operands_.shape_index).item(range.row0);
   for (int64_t kv_head = range.col0; kv_head < range.col1; ++kv_head) {
-    run_head(tile, item, kv_head, rows(tile.step, item, tile.where, range.col0, kv_head));
+    run_head(tile, item, kv_head, kv_head + 1 < range.col1,
+             rows(tile.step, item, tile.where, range.col0, kv_head));
   }
 }
 
 void AttentionSplits::run_head(const TileRun& tile, const AttentionItem& item, int64_t kv_head,
-                               Rows out) const {
+                               bool another_follows, Rows out) const {
   const AttentionShape& shape = operands_.shape;
   const StepInput& input = tile.step.input();
   const AttentionArgs args{kv_->layer(operands_.layer),
@@ -89,7 +90,13 @@ void AttentionSplits::run_head(const TileRun& tile, const AttentionItem& item, i
                       scratch.take<float>(heads * shape.head_dim));
   }
   const auto split_into = [&](int32_t split, float* const* to) {
-    attention_split(args, kv_head, split, item.num_rows, positions, q, to);
+    AttentionNext next;
+    if (split + 1 < item.last_split) {
+      next = {kv_head, split + 1};
+    } else if (another_follows) {
+      next = {kv_head + 1, item.first_split};
+    }
+    attention_split(args, kv_head, split, item.num_rows, positions, q, to, next);
   };
   if (item.is_final()) return merge_splits(item, scratch, out, split_into);
   float* to[AttentionWork::kMaxRows];

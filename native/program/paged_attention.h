@@ -47,7 +47,8 @@ class AttentionSplits final : public Instruction {
   Rows rows(const StepContext& step, const AttentionItem& item, std::byte* where,
             int64_t first_kv_head, int64_t kv_head) const;
   int64_t row_floats(const AttentionItem& item) const;
-  void run_head(const TileRun& tile, const AttentionItem& item, int64_t kv_head, Rows out) const;
+  void run_head(const TileRun& tile, const AttentionItem& item, int64_t kv_head,
+                bool another_follows, Rows out) const;
   template <class SplitInto>
   void merge_splits(const AttentionItem& item, Scratch scratch, Rows out,
                     SplitInto split_into) const;

@@ -105,8 +105,9 @@ std::vector<float> partials(const Sequence& s, int64_t kv_head,
     to.push_back(&one_split[i * heads * partial]);
   }
   for (int64_t split = 0; split < splits; ++split) {
+    const AttentionNext next{(kv_head + 1) % s.shape.num_kv_heads, (split + 1) % splits};
     attention_split(s.args(), kv_head, split, int(positions.size()), positions.data(), q.data(),
-                    to.data());
+                    to.data(), next);
     for (size_t row = 0; row < positions.size() * heads; ++row) {
       std::memcpy(&out[(row * size_t(splits) + size_t(split)) * partial], &one_split[row * partial],
                   partial * 4);
