@@ -119,6 +119,7 @@ class WidenedProduct {
   template <class RowsAt>
   TAKT_INLINE void run(int num_rows, RowsAt rows_at) {
     int configured = 0;
+    kept_ = num_rows > kTileRows ? kWidenedGroups - 1 : 1;
     for (int64_t first = 0; first < num_groups_; first += kWidenedGroups) {
       const int count = int(std::min<int64_t>(kWidenedGroups, num_groups_ - first));
       for (int i = 0; i < num_rows; i += kTileRows) {
@@ -134,7 +135,7 @@ class WidenedProduct {
 #pragma GCC unroll 2
     for (int p = 0; p < kPanels; ++p) {
       prefetch_group<kType>(streams_[p].at() + kPanels * kPrefetchBytes / 2);
-      widen_group<kType>(streams_[p], first + g, widened_[p][g]);
+      widen_group<kType>(streams_[p], first + g, widened_[p][g & kept_]);
     }
   }
 
@@ -143,10 +144,10 @@ class WidenedProduct {
 #pragma GCC unroll 16
     for (int i = 0; i < kTileRows; ++i) __builtin_prefetch(ahead + i * rows.stride);
     load_tile<kRowsTile>(rows.x + (first + g) * kTileRowBytes, rows.stride);
-    load_tile<kPanelTile>(widened_[0][g], kTileRowBytes);
+    load_tile<kPanelTile>(widened_[0][g & kept_], kTileRowBytes);
     add_bf16_tile_products<kSums0, kRowsTile, kPanelTile>();
     if constexpr (kPanels > 1) {
-      load_tile<kPanelTile>(widened_[1][g], kTileRowBytes);
+      load_tile<kPanelTile>(widened_[1][g & kept_], kTileRowBytes);
       add_bf16_tile_products<kSums1, kRowsTile, kPanelTile>();
     }
   }
@@ -177,6 +178,7 @@ class WidenedProduct {
 
   GroupStream<kType> streams_[kPanelsAtOnce];
   int64_t num_groups_;
+  int kept_;  // group g's weights are at g & kept_: all stay while others come for them
   alignas(64) WidenedPanel widened_[kPanelsAtOnce];
 };
 
