@@ -43,6 +43,14 @@ def test_two_pieces_fit_better_than_one() -> None:
     assert mean_error(two, steps) < 0.5 * mean_error(one, steps)
 
 
+def test_what_a_prompt_costs_by_itself_is_told_from_what_its_tokens_do() -> None:
+    truth = StepTimeModel((MEMORY, COMPUTE._replace(prompt_ns=8e6)))
+    rng = random.Random(5)
+    features = [random_features(rng) for _ in range(600)]
+    steps = [(f, truth.predict_ns(f)) for f in features]
+    assert mean_error(StepTimeModel.fit(steps), steps) < 0.01
+
+
 def test_fit_stands_noise() -> None:
     truth = StepTimeModel((MEMORY, COMPUTE))
     model = StepTimeModel.fit(samples(0.05))

@@ -109,6 +109,24 @@ def test_a_batch_does_not_grow_beyond_what_its_decodes_can_hold() -> None:
     assert max(runner.gaps_ns) <= 4 * MS
 
 
+def test_where_prompts_never_fit_beside_a_decode_a_batch_grows_all_the_same() -> None:
+    runner = PaceRunner(SLO.from_ms(4, 1000))
+    plain = runner.machine.predict_ns
+
+    def with_a_price_for_prompts(features: StepFeatures) -> float:
+        return plain(features) + (5 * MS if features.num_prefill_tokens else 0)
+
+    runner.machine.predict_ns = with_a_price_for_prompts  # type: ignore[method-assign]
+    for i in range(16):
+        runner.add(f"r{i}", 4, 40)
+    most = 0
+    while runner.scheduler.has_work:
+        runner.step()
+        most = max(most, runner.scheduler.num_running)
+    # 1.1 x (2 + 0.1 n) <= 0.95 x 4 ms.
+    assert most == 14
+
+
 def test_prompts_progress_even_where_decodes_take_all_the_time() -> None:
     runner = PaceRunner(SLO.from_ms(6, 1000))
     for i in range(8):

@@ -66,6 +66,7 @@ coefficients = st.builds(
     st.floats(0, 5e5),
     st.sampled_from([0.0, 20.0, 100.0]),
     st.sampled_from([0.0, 2.0, 30.0]),
+    st.sampled_from([0.0, 3e6]),
 )
 
 

@@ -19,14 +19,14 @@ from takt.engine.precision import with_activations
 from takt.parallel.cpu_name import cpu_name
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
-_FORMAT = 1
+_FORMAT = 2
 
 _MAX_NS = 1e12
 """No step takes a quarter of an hour: a file that says so was not written here."""
 _MAX_RATIO = 1000.0
 
 _Nanoseconds = Annotated[float, msgspec.Meta(ge=0, le=_MAX_NS)]
-_Piece = tuple[_Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds]
+_Piece = tuple[_Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds, _Nanoseconds]
 _Ratio = Annotated[float, msgspec.Meta(gt=0, le=_MAX_RATIO)]
 
 

@@ -38,7 +38,7 @@ FLOOR_STEP = DummyStep(1, 32)
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CHUNKS = (8, 16, 32, 64, 128, 256, 512)
-_MIXED = ((4, 16), (4, 64), (16, 32), (16, 128), (64, 64), (8, 256))
+_MIXED = ((1, 8), (2, 24), (4, 16), (4, 64), (16, 32), (16, 128), (64, 64), (8, 256))
 
 
 def calibration_steps(limits: SchedulerLimits) -> list[DummyStep]:

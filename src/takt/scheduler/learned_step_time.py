@@ -204,10 +204,10 @@ class _Piece:
         ordinary = model.predict_ns(_ORDINARY)
         self._units = [
             max(coefficient, _LEAST_SHARE * ordinary / amount)
-            for coefficient, amount in zip(piece, (1.0, *_ORDINARY), strict=True)
+            for coefficient, amount in zip(piece, (1.0, *_ORDINARY, 1.0), strict=True)
         ]
         self._state = [c / unit for c, unit in zip(piece, self._units, strict=True)]
-        self._covariance = [[_PRIOR * (i == j) for j in range(5)] for i in range(5)]
+        self._covariance = [[_PRIOR * (i == j) for j in range(6)] for i in range(6)]
         self._num_corrections = 0
 
     def coefficients(self, speed: float) -> StepCoefficients:
@@ -216,9 +216,10 @@ class _Piece:
 
     def predict_ns(self, features: StepFeatures) -> float:
         seqs, tokens, kv_tokens, pairs = features
-        s0, s1, s2, s3, s4 = self._state
-        u0, u1, u2, u3, u4 = self._units
-        return s0 * u0 + s1 * u1 * seqs + s2 * u2 * tokens + s3 * u3 * kv_tokens + s4 * u4 * pairs
+        s0, s1, s2, s3, s4, s5 = self._state
+        u0, u1, u2, u3, u4, u5 = self._units
+        time = s0 * u0 + s1 * u1 * seqs + s2 * u2 * tokens + s3 * u3 * kv_tokens + s4 * u4 * pairs
+        return time + s5 * u5 if tokens else time
 
     def correct(self, features: StepFeatures, scale: float, error: float, noise: float) -> None:
         """One Kalman step; `error` and `noise` (a variance) are relative to 1 / `scale`."""
@@ -229,14 +230,18 @@ class _Piece:
             units[2] * scale * features[1],
             units[3] * scale * features[2],
             units[4] * scale * features[3],
+            units[5] * scale if features[1] else 0.0,
         ]
         covariance = self._covariance
-        h0, h1, h2, h3, h4 = h
-        gains = [r[0] * h0 + r[1] * h1 + r[2] * h2 + r[3] * h3 + r[4] * h4 for r in covariance]
-        g0, g1, g2, g3, g4 = gains
-        total = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + h4 * g4 + noise
+        h0, h1, h2, h3, h4, h5 = h
+        gains = [
+            r[0] * h0 + r[1] * h1 + r[2] * h2 + r[3] * h3 + r[4] * h4 + r[5] * h5
+            for r in covariance
+        ]
+        g0, g1, g2, g3, g4, g5 = gains
+        total = h0 * g0 + h1 * g1 + h2 * g2 + h3 * g3 + h4 * g4 + h5 * g5 + noise
         state, step = self._state, error / total
-        for i in range(5):
+        for i in range(6):
             gain = gains[i]
             # More work is never faster.
             state[i] = max(state[i] + gain * step, 0.0)
@@ -247,6 +252,7 @@ class _Piece:
             row[2] -= share * g2
             row[3] -= share * g3
             row[4] -= share * g4
+            row[5] -= share * g5
             row[i] += _WALK
         self._num_corrections += 1
         if self._num_corrections % 64 == 0:
@@ -255,11 +261,11 @@ class _Piece:
     def _bound(self) -> None:
         """What no step tells about stays as uncertain as it was at first, and no more."""
         covariance = self._covariance
-        for i in range(5):
+        for i in range(6):
             excess = covariance[i][i] / _PRIOR
             if excess > 1.0:
                 factor = excess**-0.5
-                for j in range(5):
+                for j in range(6):
                     covariance[i][j] *= factor
                     covariance[j][i] *= factor
 

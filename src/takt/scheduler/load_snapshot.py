@@ -112,6 +112,8 @@ class SnapshotModel:
 def _most_tokens(piece: StepCoefficients, step: StepFeatures, start: int, bound_ns: float) -> float:
     """The n with which one linear piece comes to the bound; see `with_chunk` for n's features."""
     rest_ns = bound_ns - piece.predict_ns(step) - piece.per_kv_token_ns * start
+    if step.num_prefill_tokens == 0:
+        rest_ns -= piece.prompt_ns
     square = piece.per_qk_pair_ns / 2
     slope = piece.per_prefill_token_ns + piece.per_kv_token_ns + square * (2 * start + 1)
     if rest_ns < 0 or (slope <= 0 and square <= 0):

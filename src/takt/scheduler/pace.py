@@ -24,7 +24,9 @@ from takt.scheduler.step_time import StepFeatures
 from takt.scheduler.urgency import Prompt, PromptUrgency
 
 LEAST_CHUNK = 4
-"""Tokens of a prompt that each step should have room for, beside the decodes at their peak."""
+"""Tokens of a prompt that each step should have room for, beside the decodes at their peak. Where
+the server's target leaves none beside one decode, since a prompt costs too much by itself, prompts
+wait for a batch to end, however large it is."""
 
 PATIENCE_STEPS = 128
 """Steps in a row that may leave all prompts out. The next one takes a least chunk whatever it
@@ -331,10 +333,19 @@ class PaceScheduler(Scheduler):
             return False
         limit_ns *= HEADROOM
         share = self._join_share(limit_ns)
-        fits = fits_at_peak(self._predictor, self._running, request, LEAST_CHUNK, limit_ns, share)
+        chunk = self._least_chunk(request)
+        fits = fits_at_peak(self._predictor, self._running, request, chunk, limit_ns, share)
         if not fits:
             self._held_back[request] = (self._num_departures, is_overdue, _HELD_BACK_STEPS)
         return fits
+
+    def _least_chunk(self, request: Request) -> int:
+        if self._slo.itl_ns is None:
+            return LEAST_CHUNK
+        limit_ns = HEADROOM * self._slo.itl_ns
+        share = self._join_share(limit_ns)
+        has_room = fits_at_peak(self._predictor, (), request, LEAST_CHUNK, limit_ns, share)
+        return LEAST_CHUNK if has_room else 0
 
     def _join_share(self, limit_ns: float) -> float:
         """Share of steps that may be late at the peak of a batch that grows.

@@ -39,6 +39,8 @@ class StepCoefficients(NamedTuple):
     per_prefill_token_ns: float
     per_kv_token_ns: float
     per_qk_pair_ns: float
+    prompt_ns: float = 0.0
+    """Of a step with a prompt, however short: prompts may be multiplied in a way of their own."""
 
     def predict_ns(self, features: StepFeatures) -> float:
         seqs, tokens, kv_tokens, pairs = features
@@ -48,9 +50,11 @@ class StepCoefficients(NamedTuple):
             + self.per_prefill_token_ns * tokens
             + self.per_kv_token_ns * kv_tokens
             + self.per_qk_pair_ns * pairs
+            + (self.prompt_ns if tokens else 0.0)
         )
 
 
+_LEAST_SAMPLES = 5
 _NUM_COEFFICIENTS = len(StepCoefficients._fields)
 
 
@@ -72,14 +76,17 @@ class StepTimeModel:
         several first divisions counts. Raises `ConfigError` for fewer samples than coefficients or
         a time that is not above 0.
         """
-        if len(samples) < _NUM_COEFFICIENTS:
+        if len(samples) < _LEAST_SAMPLES:
             raise ConfigError(
-                f"{len(samples)} steps are too few to fit {_NUM_COEFFICIENTS} coefficients; "
-                "give more"
+                f"{len(samples)} steps are too few to fit a model of their time; give "
+                f"{_LEAST_SAMPLES} or more"
             )
         if not all(duration > 0 for _, duration in samples):
             raise ConfigError("every step's time must be above 0 ns")
-        rows = [(1.0, *map(float, features)) for features, _ in samples]
+        rows = [
+            (1.0, *map(float, features), float(features.num_prefill_tokens > 0))
+            for features, _ in samples
+        ]
         times = [float(duration) for _, duration in samples]
         pieces = _fit_two_pieces(rows, times)
         return cls(pieces).with_residuals(samples)
