@@ -97,6 +97,32 @@ def test_a_machine_of_another_speed_than_calibrated_is_followed(factor: float) -
     assert result.itl_quantile_s(0.99) <= 0.012
 
 
+PRICED = StepTimeModel(
+    (
+        StepCoefficients(6.5e6, 3e5, 0, 1000, 0),
+        StepCoefficients(5e6, 5e5, 4.3e5, 400, 60, prompt_ns=9e6),
+    )
+)
+"""Prompts in bf16: any of their tokens costs a step 9 ms, and each next one as much as above."""
+
+SLO_16 = SLO.from_ms(16, 3000)
+"""Below what a decode and a token of a prompt take, twice what decodes do."""
+
+
+def test_prompts_that_never_fit_beside_a_decode_take_turns_with_decodes() -> None:
+    noisy = NoisyDuration(PRICED, noise=0.04, seed=2)
+    result = serve(mix(0.8), slo=SLO_16, duration=noisy, step_time=PRICED)
+    assert result.itl_quantile_s(0.99) <= 0.016
+    assert result.ttft_quantile_s(0.99) <= 6.0
+
+
+def test_promises_are_kept_where_prompts_and_decodes_take_turns() -> None:
+    noisy = NoisyDuration(PRICED, noise=0.04, seed=2)
+    result = serve(mix(2.0), slo=SLO_16, admission="refuse", duration=noisy, step_time=PRICED)
+    assert result.num_refused > 0
+    assert result.num_met >= 0.95 * result.num_requests
+
+
 class SlowsDown:
     """The machine takes half as long again from its 1,000th step on."""
 

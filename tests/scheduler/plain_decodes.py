@@ -21,6 +21,11 @@ class PlainDecodes(DecodeScheduler):
         self._secures = not scheduler._reserves_output
         self._is_pipeline = is_pipeline
 
+    @property
+    def num_steps_left(self) -> int:
+        decoding = [r for r in self._scheduler._running if r.num_computed_tokens >= r.num_tokens]
+        return max([r.max_computed_tokens - r.num_computed_tokens for r in decoding], default=0)
+
     def join(self, request: Request) -> None:
         pass
 

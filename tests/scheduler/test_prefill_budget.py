@@ -116,6 +116,7 @@ def snapshot_model(pieces: tuple[StepCoefficients, StepCoefficients]) -> Snapsho
         pieces=pieces,
         ratios=(1.0,) * 9,
         peak_ratio=1.0,
+        least_chunk=4,
         room=1.0,
         mean_error=0.0,
         covered=0.99,

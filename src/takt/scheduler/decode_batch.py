@@ -83,6 +83,11 @@ class Decodes:
         return self.current
 
     @property
+    def num_steps_left(self) -> int:
+        """The most that one of them still takes."""
+        return max(self._endings, default=self.num_steps - 1) + 1 - self.num_steps
+
+    @property
     def num_kv_tokens(self) -> int:
         """Sum of the contexts that the next step reads, its own tokens included."""
         return self._sum_of_bases + (self.num_steps + 1) * len(self.requests)

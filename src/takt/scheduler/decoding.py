@@ -32,6 +32,11 @@ class DecodeScheduler:
         self.decodes = Decodes(kv.block_size)
         self._joining: list[Request] = []
 
+    @property
+    def num_steps_left(self) -> int:
+        """Until the last of those that decode now has sampled all its tokens."""
+        return self.decodes.num_steps_left
+
     def join(self, request: Request) -> None:
         """Lets a sequence decode from the next step on, if it has a token left to sample then.
 

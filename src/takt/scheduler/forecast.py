@@ -11,9 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from takt.scheduler.batch_growth import LEAST_CHUNK
 from takt.scheduler.gap_risk import HEADROOM
 from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
-from takt.scheduler.pace import LEAST_CHUNK, PATIENCE_STEPS
+from takt.scheduler.pace import PATIENCE_STEPS
 from takt.scheduler.prefill_budget import with_chunk
 from takt.scheduler.step_time import StepFeatures
 
@@ -49,6 +50,7 @@ class Fluid:
     def __init__(self, snapshot: LoadSnapshot) -> None:
         self._model = SnapshotModel(snapshot)
         self._peak_ratio, self._room = snapshot.peak_ratio, snapshot.room
+        self._least_chunk = snapshot.least_chunk
         self._max_chunk = snapshot.max_num_batched_tokens
         self._seqs = float(snapshot.num_decode_seqs)
         self._kv_tokens = float(snapshot.num_kv_tokens)
@@ -96,9 +98,7 @@ class Fluid:
         while not is_running and (lack := self._lacks(job)) is not None:
             if self._seqs < 0.5 or self._time_ns > _HORIZON_NS:
                 break
-            # Until one of the streams ends; fractions of one end in fractions of that time.
-            steps = max(1.0, 2.0 * self._left / (self._seqs * self._seqs))
-            self._pass(steps, self._model.predict_ns(self._decodes()), lack)
+            self._until_one_ends(lack)
         if not is_running:
             self._seats -= job.num_seqs
             self._free_kv -= job.num_final_tokens
@@ -118,6 +118,9 @@ class Fluid:
             if self._limit_ns is not None and self._seqs >= 0.5:
                 limit_ns = self._room * HEADROOM * self._limit_ns
                 chunk = self._model.largest_chunk(decodes, start, chunk, limit_ns)
+                if chunk == 0 and self._least_chunk == 0:
+                    self._until_one_ends(BACKLOG)
+                    continue
                 if chunk == 0:
                     chunk, repeats = min(LEAST_CHUNK, end - start), float(PATIENCE_STEPS)
             # A quarter of what is left at a time: batch and contexts change slowly meanwhile.
@@ -126,6 +129,11 @@ class Fluid:
             step = with_chunk(decodes, start + tokens // 2, min(chunk, tokens))
             self._pass(repeats * tokens / chunk, self._model.predict_ns(step), BACKLOG)
             start += tokens
+
+    def _until_one_ends(self, reason: str) -> None:
+        """Of the streams; fractions of one end in fractions of that time."""
+        steps = max(1.0, 2.0 * self._left / (self._seqs * self._seqs))
+        self._pass(steps, self._model.predict_ns(self._decodes()), reason)
 
     def _pass(self, steps: float, step_ns: float, reason: str) -> None:
         """Lets so many steps go by, in which streams go on and some end."""
@@ -170,7 +178,7 @@ class Fluid:
                 kv_tokens = seqs * (1.0 - later / (2 * mean_left)) * (context + later)
         num_seqs, num_kv = round(seqs) + more_seqs, round(kv_tokens + more_kv_tokens)
         step = StepFeatures(num_seqs, 0, num_kv, num_kv)
-        peak_ns = self._model.predict_ns(with_chunk(step, 0, LEAST_CHUNK))
+        peak_ns = self._model.predict_ns(with_chunk(step, 0, self._least_chunk))
         return self._peak_ratio * peak_ns
 
     def _decodes(self) -> StepFeatures:

@@ -61,6 +61,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """P99 over prediction, by the kind of step."""
     peak_ratio: float
     """Longest time over prediction that a batch which is to grow has to have room for."""
+    least_chunk: int
+    """Tokens of a prompt that it has to have room for too; 0: prompts wait for a batch's end."""
     room: float
     """Share of a target that a step with a prompt was lately expected to take, in the mean."""
     mean_error: float

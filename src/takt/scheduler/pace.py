@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from takt.errors import InvalidRequestError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
-from takt.scheduler.batch_peak import fits_at_peak
+from takt.scheduler.batch_growth import LEAST_CHUNK, TURNS_FROM, BatchGrowth, cost_beside
 from takt.scheduler.deadline import Deadlines
 from takt.scheduler.gap_risk import HEADROOM, Bounds, GapRisk
 from takt.scheduler.learned_step_time import LearnedStepTime
@@ -23,23 +23,13 @@ from takt.scheduler.step_builder import StepBuilder, samples_at
 from takt.scheduler.step_time import StepFeatures
 from takt.scheduler.urgency import Prompt, PromptUrgency
 
-LEAST_CHUNK = 4
-"""Tokens of a prompt that each step should have room for, beside the decodes at their peak. Where
-the server's target leaves none beside one decode, since a prompt costs too much by itself, prompts
-wait for a batch to end, however large it is."""
-
 PATIENCE_STEPS = 128
 """Steps in a row that may leave all prompts out. The next one takes a least chunk whatever it
 costs: fewer than one gap in a hundred, so that the P99 holds even then, and no prompt starves."""
 
-_JOIN_SHARE = 0.015
-_MAX_JOIN_SHARE = 0.05
-"""Late steps at the peak that a batch is allowed to come to, beside those it has now, and in all.
-It is seldom at its peak; a share below that of disturbances would let them decide who joins."""
 _MAX_JOBS = 256
 """Waiting prompts that a snapshot lists; a forecast beyond so many refuses in any case."""
 _SHARE_GAIN = 0.02
-_HELD_BACK_STEPS = 32
 _MAX_JUDGED = 16
 """Waiting prompts that are looked at when it is judged how urgent they are."""
 _MAX_PASSED = 16
@@ -50,6 +40,9 @@ class PaceScheduler(Scheduler):
     """Prompts go by deadline: arrival, target of TTFT, and a term for their work; a level of
     `priority` shifts it by one target. Running sequences decode in every step. Prompts get of its
     time what keeps the gaps' P99: as much risk of a late gap is taken as the last window leaves.
+
+    Beside decodes that leave too little of a step prompts cost too much: then they wait for the
+    batch to end, if they are in time then.
 
     A request joins only if the decodes are in time at the peak that batch and contexts may reach
     with it. With reserved output nobody is preempted; otherwise the victim is whose computing costs
@@ -75,11 +68,8 @@ class PaceScheduler(Scheduler):
         self._predictor = predictor
         self._slo = slo
         self._output_share = 1.0
-        self._num_departures = 0
         self._refuses = refuses
-        self._held_back: dict[Request, tuple[int, bool, int]] = {}
-        """Who may not join: the departures until then, whether it was overdue, and the steps for
-        which that holds."""
+        self._growth = BatchGrowth(predictor, slo.itl_ns)
         self._passed: list[Request] = []
         chunk = min(256, limits.max_num_batched_tokens)
         one = StepFeatures(0, chunk, chunk, chunk * chunk // 2)
@@ -135,7 +125,9 @@ class PaceScheduler(Scheduler):
         prompts += self._waiting.first(_MAX_JOBS if with_jobs else 0)
         prompts.sort(key=lambda r: r.order_key)
         error, tightest = model.error, min(self._targets, default=None)
-        share = self._join_share(HEADROOM * (tightest or self._slo.itl_ns or math.inf))
+        share = self._growth.late_share(
+            self._decodes, HEADROOM * (tightest or self._slo.itl_ns or math.inf)
+        )
         return LoadSnapshot(
             num_taken=num_taken,
             end_ns=end_ns,
@@ -153,6 +145,7 @@ class PaceScheduler(Scheduler):
             pieces=model.pieces,
             ratios=model.ratios,
             peak_ratio=model.ratio(share),
+            least_chunk=self._growth.least_chunk(self._decodes),
             room=self._risk.room,
             mean_error=error.mean_absolute,
             covered=error.covered,
@@ -181,7 +174,7 @@ class PaceScheduler(Scheduler):
             self._relegate(prefills, now_ns)
         bounds = self._bounds(self._targets, is_pressed, now_ns)
         self.last_bounds = overdue = bounds
-        if is_pressed and step.num_tokens_left > 0:
+        if is_pressed and step.num_tokens_left > 0 and not self._waits_its_turn(prefills, now_ns):
             lifted = {self._bound(target, True) for target in self._targets}
             if lifted != self._targets.keys():
                 targets = [target for target in lifted if target is not None]
@@ -269,6 +262,28 @@ class PaceScheduler(Scheduler):
             fitting = LEAST_CHUNK if self._steps_without_prefill >= PATIENCE_STEPS else 0
         return step.chunk(request, start, fitting) if fitting else 0
 
+    def _waits_its_turn(self, prefills: list[Request], now_ns: int) -> bool:
+        """Whether prompts leave the decodes alone until the batch ends: beside it they cost much
+        more, and the first of them is in time all the same, or even sooner."""
+        decodes, bounds = self._decodes, self.last_bounds
+        first = min([*prefills[:1], *self._waiting.first(1)], key=lambda r: r.order_key)
+        if not decodes.num_decode_seqs or not bounds:
+            return False
+        predictor, start = self._predictor, first.num_computed_tokens
+        num_left = first.num_tokens - start
+        most = min(num_left, self._limits.max_num_batched_tokens)
+        chunk = largest_chunk(predictor, decodes, start, most, bounds)
+        if cost_beside(predictor, decodes, start, chunk) <= TURNS_FROM:
+            return False
+        num_steps = self._decoding.num_steps_left * self._output_share
+        wait_ns = num_steps * predictor.predict_ns(decodes)
+        alone_ns = num_left * self._prefill_token_ns
+        if chunk:
+            step_ns = predictor.predict_ns(with_chunk(decodes, start, chunk))
+            if wait_ns + alone_ns <= num_left / chunk * step_ns:
+                return True
+        return now_ns + wait_ns + alone_ns <= first.arrival_ns + self._deadlines.ttft_ns(first)
+
     def _holds_first_tokens(self, prefills: list[Request], now_ns: int) -> bool:
         """Whether no stream is to begin with this step, which has none."""
         if self._decodes.num_decode_seqs or self._num_unobserved or self._slo.itl_ns is None:
@@ -323,37 +338,12 @@ class PaceScheduler(Scheduler):
         tightest = min(self._targets, default=None)
         targets = (self._deadlines.itl_ns(request), tightest)
         bounds = [self._bound(target, is_overdue) for target in targets]
-        limit_ns: float | None = min([b for b in bounds if b is not None], default=None)
-        if limit_ns is None or not self._running:
+        target_ns = min([b for b in bounds if b is not None], default=None)
+        if target_ns is None or not self._running:
             return True
-        # The peak falls only when a sequence leaves, and with what the model learns.
-        departures, was_overdue, num_steps = self._held_back.get(request, (-1, False, 0))
-        if departures == self._num_departures and was_overdue is is_overdue and num_steps > 0:
-            self._held_back[request] = (departures, is_overdue, num_steps - 1)
-            return False
-        limit_ns *= HEADROOM
-        share = self._join_share(limit_ns)
-        chunk = self._least_chunk(request)
-        fits = fits_at_peak(self._predictor, self._running, request, chunk, limit_ns, share)
-        if not fits:
-            self._held_back[request] = (self._num_departures, is_overdue, _HELD_BACK_STEPS)
-        return fits
-
-    def _least_chunk(self, request: Request) -> int:
-        if self._slo.itl_ns is None:
-            return LEAST_CHUNK
-        limit_ns = HEADROOM * self._slo.itl_ns
-        share = self._join_share(limit_ns)
-        has_room = fits_at_peak(self._predictor, (), request, LEAST_CHUNK, limit_ns, share)
-        return LEAST_CHUNK if has_room else 0
-
-    def _join_share(self, limit_ns: float) -> float:
-        """Share of steps that may be late at the peak of a batch that grows.
-
-        What is late even now, by disturbances that dwarf a sequence more, keeps nobody out.
-        """
-        base = self._predictor.late_share(self._decodes, limit_ns)
-        return min(base + _JOIN_SHARE, _MAX_JOIN_SHARE)
+        return self._growth.may_join(
+            request, self._running, self._decodes, target_ns, is_overdue=is_overdue
+        )
 
     def _let_pass(self, request: Request) -> bool:
         """Whether those behind one that may not join come in question: if it is only its own target
@@ -386,7 +376,7 @@ class PaceScheduler(Scheduler):
         )
 
     def _end(self, request: Request) -> None:
-        self._held_back.pop(request, None)
+        self._growth.forget(request)
         if request.num_output_tokens > 0:
             share = request.num_output_tokens / request.max_tokens
             self._output_share += _SHARE_GAIN * (share - self._output_share)
@@ -394,14 +384,14 @@ class PaceScheduler(Scheduler):
 
     def _insert_running(self, request: Request) -> None:
         super()._insert_running(request)
-        self._held_back.pop(request, None)
+        self._growth.forget(request)
         target = self._deadlines.itl_ns(request)
         if target is not None:
             self._targets[target] += 1
 
     def _leave_running(self, request: Request) -> None:
         super()._leave_running(request)
-        self._num_departures += 1
+        self._growth.departed()
         self._risk.leave(request)
         target = self._deadlines.itl_ns(request)
         if target is not None:
