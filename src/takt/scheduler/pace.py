@@ -266,8 +266,10 @@ class PaceScheduler(Scheduler):
         """Whether prompts leave the decodes alone until the batch ends: beside it they cost much
         more, and the first of them is in time all the same, or even sooner."""
         decodes, bounds = self._decodes, self.last_bounds
-        first = min([*prefills[:1], *self._waiting.first(1)], key=lambda r: r.order_key)
-        if not decodes.num_decode_seqs or not bounds:
+        first = self._next_waiting(now_ns)
+        if prefills and (first is None or prefills[0].order_key < first.order_key):
+            first = prefills[0]
+        if first is None or not decodes.num_decode_seqs or not bounds:
             return False
         predictor, start = self._predictor, first.num_computed_tokens
         num_left = first.num_tokens - start
