@@ -51,3 +51,11 @@ def test_prompts_add_up() -> None:
     shorts = [prompt(400, 2000 + 200 * i) for i in range(4)]
     assert not judge().holds([DONE, *shorts[:1]], 0)
     assert judge().holds([DONE, *shorts], 0)
+
+
+def test_where_all_are_late_one_more_is_waited_for_while_that_costs_less_than_its_wait() -> None:
+    done, late = prompt(1, -100), prompt(200, 100)
+    assert judge().holds([done, late], 0, 900 * MS)
+    assert not judge().holds([done] * 5 + [late], 0, 900 * MS)
+    assert not judge().holds([done, prompt(2000, 100)], 0, 900 * MS)
+    assert not judge().holds([done], 0, 900 * MS)

@@ -10,6 +10,7 @@ from takt.errors import InvalidRequestError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.batch_growth import LEAST_CHUNK, TURNS_FROM, BatchGrowth, cost_beside
+from takt.scheduler.batch_peak import decode_step
 from takt.scheduler.deadline import Deadlines
 from takt.scheduler.gap_risk import HEADROOM, Bounds, GapRisk
 from takt.scheduler.learned_step_time import LearnedStepTime
@@ -294,7 +295,10 @@ class PaceScheduler(Scheduler):
             return False
         prompts = prefills + self._waiting.first(_MAX_JUDGED)
         prompts.sort(key=lambda request: request.order_key)
-        return self._urgency.holds([self._prompt(r) for r in prompts], now_ns)
+        most_left = max([r.max_tokens for r in prompts if r.num_computed_tokens > 0], default=0)
+        step_ns = self._predictor.predict_ns(decode_step(1, 0))
+        batch_ns = most_left * self._output_share * step_ns
+        return self._urgency.holds([self._prompt(r) for r in prompts], now_ns, batch_ns)
 
     def _prompt(self, request: Request) -> Prompt:
         ttft_ns = self._deadlines.ttft_ns(request)

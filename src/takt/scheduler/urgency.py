@@ -8,7 +8,7 @@ own target of TTFT leaves time; then they begin together, and share their steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from takt.scheduler.step_time import StepFeatures
@@ -48,10 +48,14 @@ class PromptUrgency:
             cost = duration_ns / features.num_prefill_tokens
             self._token_ns += _GAIN * (cost - self._token_ns)
 
-    def holds(self, prompts: Iterable[Prompt], now_ns: int) -> bool:
+    def holds(self, prompts: Sequence[Prompt], now_ns: int, batch_ns: float = 0.0) -> bool:
         """Whether first tokens wait: some prompt would be late beside streams, and none that the
         next step could finish has to be. `prompts` are in the order in which they are computed.
+
+        Where all are late, one more is waited for as long as that costs those who are done, all
+        together, less than it would cost the one to wait for their batch, `batch_ns`.
         """
+        num_done = max(sum([prompt.num_left <= 1 for prompt in prompts]), 1)
         reserve_ns = _FULL_STEPS * self._max_num_tokens * self._token_ns
         beside_ns = self._step_ns / max(self._step_tokens, 1e-3)
         num_ahead, is_short = 0, False
@@ -59,10 +63,11 @@ class PromptUrgency:
             slack_ns = deadline_ns - now_ns - _SPARE * ttft_ns
             alone_ns = num_left * self._token_ns
             if num_left > 1:
-                if slack_ns < alone_ns:
-                    continue  # too late in any case
+                if slack_ns < alone_ns:  # too late in any case
+                    is_short = is_short or num_done * alone_ns < batch_ns
+                    continue
                 num_ahead += num_left
                 is_short = is_short or num_ahead * beside_ns > slack_ns
-            if num_left <= self._max_num_tokens and slack_ns - alone_ns < reserve_ns:
+            if num_left <= self._max_num_tokens and 0 <= slack_ns - alone_ns < reserve_ns:
                 return False
         return is_short
