@@ -57,7 +57,7 @@ native-test: $(TESTABLE)
 
 unit: $(TESTABLE)
 	@scripts/test-services
-	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+	@$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # Rewrites docs/reference from the code; a test fails when it is out of date.
 reference: install
