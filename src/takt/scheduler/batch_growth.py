@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from takt.scheduler.batch_peak import decode_step, fits_at_peak
 from takt.scheduler.gap_risk import HEADROOM
@@ -88,6 +88,21 @@ class BatchGrowth:
             self._takes_turns = cost_beside(self._predictor, one, 0, chunk) > TURNS_FROM
         self._num_looks += 1
         return 0 if self._takes_turns else LEAST_CHUNK
+
+    def beside_ns(
+        self, request: Request, decodes: StepFeatures, bounds: Sequence[StepBound], most: int
+    ) -> float | None:
+        """What the rest of a prompt takes beside these decodes, within their bounds and `most`
+        tokens a step; infinity if it has no room. None where it may be mixed with them at a fair
+        price."""
+        start = request.num_computed_tokens
+        num_left = request.num_tokens - start
+        chunk = largest_chunk(self._predictor, decodes, start, min(num_left, most), bounds)
+        if cost_beside(self._predictor, decodes, start, chunk) <= TURNS_FROM:
+            return None
+        if chunk == 0:
+            return math.inf
+        return num_left / chunk * self._predictor.predict_ns(with_chunk(decodes, start, chunk))
 
     def late_share(self, decodes: StepFeatures, limit_ns: float) -> float:
         """Share of steps that may be late at the peak of a batch that grows.

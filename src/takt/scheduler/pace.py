@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from takt.errors import InvalidRequestError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
-from takt.scheduler.batch_growth import LEAST_CHUNK, TURNS_FROM, BatchGrowth, cost_beside
+from takt.scheduler.batch_growth import LEAST_CHUNK, BatchGrowth
 from takt.scheduler.batch_peak import decode_step
 from takt.scheduler.deadline import Deadlines
 from takt.scheduler.gap_risk import HEADROOM, Bounds, GapRisk
@@ -272,20 +272,14 @@ class PaceScheduler(Scheduler):
             first = prefills[0]
         if first is None or not decodes.num_decode_seqs or not bounds:
             return False
-        predictor, start = self._predictor, first.num_computed_tokens
-        num_left = first.num_tokens - start
-        most = min(num_left, self._limits.max_num_batched_tokens)
-        chunk = largest_chunk(predictor, decodes, start, most, bounds)
-        if cost_beside(predictor, decodes, start, chunk) <= TURNS_FROM:
-            return False
         num_steps = self._decoding.num_steps_left * self._output_share
-        wait_ns = num_steps * predictor.predict_ns(decodes)
-        alone_ns = num_left * self._prefill_token_ns
-        if chunk:
-            step_ns = predictor.predict_ns(with_chunk(decodes, start, chunk))
-            if wait_ns + alone_ns <= num_left / chunk * step_ns:
-                return True
-        return now_ns + wait_ns + alone_ns <= first.arrival_ns + self._deadlines.ttft_ns(first)
+        alone_ns = (first.num_tokens - first.num_computed_tokens) * self._prefill_token_ns
+        after_ns = num_steps * self._predictor.predict_ns(decodes) + alone_ns
+        beside_ns = self._growth.beside_ns(
+            first, decodes, bounds, self._limits.max_num_batched_tokens
+        )
+        is_in_time = now_ns + after_ns <= first.arrival_ns + self._deadlines.ttft_ns(first)
+        return beside_ns is not None and (is_in_time or after_ns <= beside_ns < math.inf)
 
     def _holds_first_tokens(self, prefills: list[Request], now_ns: int) -> bool:
         """Whether no stream is to begin with this step, which has none."""
