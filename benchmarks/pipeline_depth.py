@@ -1,6 +1,6 @@
 """The depth that follows the load against each fixed depth of a pipeline, on a committed trace.
 
-    python benchmarks/pipeline_depth.py             Gemma 3 270M, PP 4: every depth, 3 rounds
+    python benchmarks/pipeline_depth.py             Gemma 3 270M, PP 4: every depth, 3 rounds; 20 min a pool
     python benchmarks/pipeline_depth.py --quick     SmolLM2, PP 2, few requests: a check
     python benchmarks/pipeline_depth.py --write     makes the trace again
 
@@ -163,13 +163,18 @@ def measure(options: argparse.Namespace, pool_bytes: int) -> dict[str, list[Run]
         trace = trace[:6] + trace[96:99] + trace[-2:]
     names = [*map(str, range(1, options.pp + 2)), "auto"]
     runs: dict[str, list[Run]] = {name: [] for name in names}
-    for turn in range(1 if options.quick else NUM_ROUNDS):
+    num_rounds = 1 if options.quick else NUM_ROUNDS
+    for turn in range(num_rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             core = make_core(options, name, pool_bytes)
             try:
                 runs[name].append(run_trace(core, trace, f"{turn}-{name}"))
             finally:
                 core.close()
+            print(
+                f"round {turn + 1} of {num_rounds}, depth {name}: {runs[name][-1].tokens_s:.1f} tokens/s",
+                file=sys.stderr,
+            )
     return runs
 
 
