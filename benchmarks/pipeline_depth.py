@@ -1,6 +1,6 @@
 """The depth that follows the load against each fixed depth of a pipeline, on a committed trace.
 
-    python benchmarks/pipeline_depth.py             Gemma 3 270M, PP 4: every depth, 3 rounds; 20 min a pool
+    python benchmarks/pipeline_depth.py             Gemma 3 270M, PP 4: every depth, 3 rounds
     python benchmarks/pipeline_depth.py --quick     SmolLM2, PP 2, few requests: a check
     python benchmarks/pipeline_depth.py --write     makes the trace again
 
@@ -8,7 +8,8 @@ Each round runs the trace once at every fixed depth from 1 to one more than ther
 once with `--pipeline-depth auto`; figures are medians of rounds. The trace is closed-loop: a
 request starts as soon as fewer run than its line allows, so that throughput is the engine's and not
 the trace's. It has three parts: many long answers, long prompts, and few requests. It is run with a
-pool that has room for all, and with one where what is reserved keeps others waiting.
+pool that has room for all, and with one where what is reserved keeps others waiting; some twenty
+minutes each.
 
 The bar: auto has at least 0.95 of the best fixed depth's tokens per second, in both pools. Exit
 code 1 if it does not hold.
@@ -172,7 +173,8 @@ def measure(options: argparse.Namespace, pool_bytes: int) -> dict[str, list[Run]
             finally:
                 core.close()
             print(
-                f"round {turn + 1} of {num_rounds}, depth {name}: {runs[name][-1].tokens_s:.1f} tokens/s",
+                f"round {turn + 1} of {num_rounds}, depth {name}:"
+                f" {runs[name][-1].tokens_s:.1f} tokens/s",
                 file=sys.stderr,
             )
     return runs

@@ -89,8 +89,9 @@ def test_a_request_that_is_late_stands_behind_those_that_can_be_in_time() -> Non
     runner.add("stream", 10, 400)
     runner.step()
     runner.add("late", 30, 1)
-    runner.now_ns += 11 * MS
+    runner.now_ns += 8 * MS
     runner.add("fresh", 30, 1)
+    runner.now_ns += 3 * MS
     runner.step()
     runner.run()
     assert runner.first_token_ns["fresh"] < runner.first_token_ns["late"]

@@ -17,8 +17,8 @@ def judge(cost_beside: int = 4) -> PromptUrgency:
 
 
 def prompt(num_left: int, slack_ms: int, ttft_ms: int = 3000) -> Prompt:
-    spare_ms = ttft_ms // 20
-    return Prompt(num_left, (slack_ms + spare_ms) * MS, ttft_ms * MS)
+    spare_ms = ttft_ms // 10
+    return Prompt(num_left, (slack_ms + spare_ms) * MS, ttft_ms * MS, 128)
 
 
 DONE = prompt(1, 2500)
@@ -35,8 +35,8 @@ def test_it_waits_for_nobody_who_has_time_beside_it() -> None:
 
 
 def test_it_waits_only_while_its_own_deadline_allows() -> None:
-    assert judge().holds([DONE, LONG], 1400 * MS)
-    assert not judge().holds([DONE, LONG], 1600 * MS)
+    assert judge().holds([DONE, LONG], 900 * MS)
+    assert not judge().holds([DONE, LONG], 1100 * MS)
 
 
 def test_nobody_waits_while_another_that_can_be_done_in_a_step_has_to_begin() -> None:
@@ -53,9 +53,22 @@ def test_prompts_add_up() -> None:
     assert judge().holds([DONE, *shorts], 0)
 
 
-def test_where_all_are_late_one_more_is_waited_for_while_that_costs_less_than_its_wait() -> None:
-    done, late = prompt(1, -100), prompt(200, 100)
-    assert judge().holds([done, late], 0, 900 * MS)
-    assert not judge().holds([done] * 5 + [late], 0, 900 * MS)
-    assert not judge().holds([done, prompt(2000, 100)], 0, 900 * MS)
-    assert not judge().holds([done], 0, 900 * MS)
+def test_where_prompts_wait_for_the_batch_one_is_waited_for_if_that_costs_it_less() -> None:
+    def step_ns(num_streams: int) -> float:
+        return (6 + num_streams) * MS
+
+    done, late = prompt(1, -100), prompt(600, 100)
+    assert judge().holds([done, late], 0, step_ns)
+    assert judge().holds([done, prompt(600, 9000)], 0, step_ns)
+    assert not judge().holds([done, late], 0)
+    assert not judge().holds([done] * 5 + [late], 0, step_ns)
+    assert not judge().holds([done, prompt(2000, 100)], 0, step_ns)
+    assert not judge().holds([done], 0, step_ns)
+
+
+def test_whoever_is_done_with_the_next_step_is_done() -> None:
+    def step_ns(num_streams: int) -> float:
+        return (6 + num_streams) * MS
+
+    assert not judge().holds([prompt(400, 2500)], 0, step_ns)
+    assert judge().holds([prompt(400, 2500)] * 2, 0, step_ns)

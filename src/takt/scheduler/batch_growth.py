@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from takt.scheduler.batch_peak import decode_step, fits_at_peak
 from takt.scheduler.gap_risk import HEADROOM
@@ -88,6 +88,15 @@ class BatchGrowth:
             self._takes_turns = cost_beside(self._predictor, one, 0, chunk) > TURNS_FROM
         self._num_looks += 1
         return 0 if self._takes_turns else LEAST_CHUNK
+
+    def turn_step_ns(self, num_tokens: int) -> Callable[[int], float] | None:
+        """The step of so many streams with contexts of `num_tokens`, which prompts wait out; None
+        where they need not."""
+        if self.least_chunk(decode_step(1, num_tokens)) > 0:
+            return None
+        return lambda num_seqs: self._predictor.predict_ns(
+            decode_step(num_seqs, num_seqs * num_tokens)
+        )
 
     def beside_ns(
         self, request: Request, decodes: StepFeatures, bounds: Sequence[StepBound], most: int

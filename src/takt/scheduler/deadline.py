@@ -9,9 +9,10 @@ WORK_WEIGHT = 4.0
 """A prompt stands behind later ones by so many times its own computing time: short ones, which
 are many, pass a long one, but only for a while that is bounded by its length."""
 
-RELEGATION = 4
+RELEGATION = 1
 """A request that missed its deadline stands behind those of so many targets later: they can still
-be in time, and none that comes later passes it."""
+be in time, and none that comes later passes it. More of it keeps more of them in time where the
+load is too much for long, and makes the others' P99 worse where it is so for a moment."""
 
 NO_TTFT_NS = 1_000_000_000
 """Stands in for a target of TTFT where there is none."""
@@ -70,5 +71,5 @@ class Deadlines:
         num_left = request.num_prompt_tokens - request.num_computed_tokens
         if now_ns + num_left * self._prefill_token_ns <= request.arrival_ns + ttft_ns:
             return None
-        order = request.arrival_ns + (1 + RELEGATION) * ttft_ns
+        order = self.order(request) + RELEGATION * ttft_ns
         return (order, *request.order_key[1:]) if request.order_key[0] < order else None

@@ -10,7 +10,6 @@ from takt.errors import InvalidRequestError
 from takt.kvcache.manager import KVCacheManager
 from takt.scheduler.base import Scheduler
 from takt.scheduler.batch_growth import LEAST_CHUNK, BatchGrowth
-from takt.scheduler.batch_peak import decode_step
 from takt.scheduler.deadline import Deadlines
 from takt.scheduler.gap_risk import HEADROOM, Bounds, GapRisk
 from takt.scheduler.learned_step_time import LearnedStepTime
@@ -289,15 +288,15 @@ class PaceScheduler(Scheduler):
             return False
         prompts = prefills + self._waiting.first(_MAX_JUDGED)
         prompts.sort(key=lambda request: request.order_key)
-        most_left = max([r.max_tokens for r in prompts if r.num_computed_tokens > 0], default=0)
-        step_ns = self._predictor.predict_ns(decode_step(1, 0))
-        batch_ns = most_left * self._output_share * step_ns
-        return self._urgency.holds([self._prompt(r) for r in prompts], now_ns, batch_ns)
+        num_tokens = sum([r.num_tokens for r in prompts]) // max(len(prompts), 1)
+        step_ns = self._growth.turn_step_ns(num_tokens)
+        return self._urgency.holds([self._prompt(r) for r in prompts], now_ns, step_ns)
 
     def _prompt(self, request: Request) -> Prompt:
         ttft_ns = self._deadlines.ttft_ns(request)
         num_left = request.num_tokens - request.num_computed_tokens
-        return Prompt(num_left, request.arrival_ns + ttft_ns, ttft_ns)
+        num_outputs = self._output_share * request.max_tokens
+        return Prompt(num_left, request.arrival_ns + ttft_ns, ttft_ns, num_outputs)
 
     def _bounds(self, targets: Iterable[int], is_pressed: bool, now_ns: int) -> Bounds:
         """Of the streams that decode in this step."""

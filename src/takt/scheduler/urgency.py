@@ -4,20 +4,28 @@ A stream that has begun allows small pieces of prompts only, each in a step that
 stream's weights again. While none runs, prompts go at full speed. So where prompts would come too
 late beside streams, those that are done but for their last token wait for them, as long as their
 own target of TTFT leaves time; then they begin together, and share their steps.
+
+Where a token of a prompt costs so much beside streams that prompts wait for a batch's end, they
+also wait for one more as long as that is a short wait against the one's for them: small batches
+would not keep up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from takt.scheduler.step_time import StepFeatures
 
 _GAIN = 0.02
-_FULL_STEPS = 2.0
-"""Time that is left before a deadline, in full steps: the one that is made, and a disturbance."""
-_SPARE = 0.05
-"""Of a target of TTFT, for the way to the client."""
+_FULL_STEPS = 3.0
+"""Time that is left before a deadline, in full steps: the one that is made, the one with which
+streams begin, and a disturbance."""
+_SPARE = 0.1
+"""Of a target of TTFT, for slower steps than expected and the way to the client."""
+_WORTH = 2.0
+"""What a wait for the batch's end is worth against waits of those in it: others may come who wait
+for it too."""
 _FIRST_GUESS = 3.0
 """What a token costs beside streams, in terms of one alone, before any was seen."""
 
@@ -27,6 +35,8 @@ class Prompt(NamedTuple):
     """Tokens that are not computed; the last one begins a stream."""
     deadline_ns: int
     ttft_ns: int
+    num_outputs: float
+    """Tokens that it is expected to stream."""
 
 
 class PromptUrgency:
@@ -48,26 +58,40 @@ class PromptUrgency:
             cost = duration_ns / features.num_prefill_tokens
             self._token_ns += _GAIN * (cost - self._token_ns)
 
-    def holds(self, prompts: Sequence[Prompt], now_ns: int, batch_ns: float = 0.0) -> bool:
-        """Whether first tokens wait: some prompt would be late beside streams, and none that the
-        next step could finish has to be. `prompts` are in the order in which they are computed.
+    def holds(
+        self, prompts: Sequence[Prompt], now_ns: int, step_ns: Callable[[int], float] | None = None
+    ) -> bool:
+        """Whether first tokens wait: those of prompts that are done, or are with the next step.
 
-        Where all are late, one more is waited for as long as that costs those who are done, all
-        together, less than it would cost the one to wait for their batch, `batch_ns`.
+        `prompts` are in the order in which they are computed. `step_ns` is the step of so many
+        streams for whose end prompts would wait; None where prompts are computed beside them.
         """
-        num_done = max(sum([prompt.num_left <= 1 for prompt in prompts]), 1)
-        reserve_ns = _FULL_STEPS * self._max_num_tokens * self._token_ns
-        beside_ns = self._step_ns / max(self._step_tokens, 1e-3)
-        num_ahead, is_short = 0, False
-        for num_left, deadline_ns, ttft_ns in prompts:
+        token_ns, room = self._token_ns, self._max_num_tokens
+        done, rest = [], []
+        for prompt in prompts:
+            if prompt.num_left > 1:
+                room -= prompt.num_left
+            (done if room >= 0 else rest).append(prompt)
+        done += [prompt for prompt in rest if prompt.num_left <= 1]
+        rest = [prompt for prompt in rest if prompt.num_left > 1]
+        if not done or not rest:
+            return bool(rest)
+        if step_ns is not None:
+            batch_ns = max([prompt.num_outputs for prompt in done]) * step_ns(len(done))
+            if len(done) * rest[0].num_left * token_ns < _WORTH * batch_ns:
+                return True
+        reserve_ns = _FULL_STEPS * self._max_num_tokens * token_ns
+        for num_left, deadline_ns, ttft_ns, _ in done:
             slack_ns = deadline_ns - now_ns - _SPARE * ttft_ns
-            alone_ns = num_left * self._token_ns
-            if num_left > 1:
-                if slack_ns < alone_ns:  # too late in any case
-                    is_short = is_short or num_done * alone_ns < batch_ns
-                    continue
-                num_ahead += num_left
-                is_short = is_short or num_ahead * beside_ns > slack_ns
-            if num_left <= self._max_num_tokens and 0 <= slack_ns - alone_ns < reserve_ns:
+            if 0 <= slack_ns - num_left * token_ns < reserve_ns:
                 return False
-        return is_short
+        beside_ns = self._step_ns / max(self._step_tokens, 1e-3)
+        num_ahead = 0
+        for num_left, deadline_ns, ttft_ns, _ in rest:
+            slack_ns = deadline_ns - now_ns - _SPARE * ttft_ns
+            if slack_ns < num_left * token_ns:
+                continue  # too late in any case
+            num_ahead += num_left
+            if num_ahead * beside_ns > slack_ns:
+                return True
+        return False
