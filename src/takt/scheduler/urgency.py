@@ -67,7 +67,8 @@ class PromptUrgency:
         streams for whose end prompts would wait; None where prompts are computed beside them.
         """
         token_ns, room = self._token_ns, self._max_num_tokens
-        done, rest = [], []
+        done: list[Prompt] = []
+        rest: list[Prompt] = []
         for prompt in prompts:
             if prompt.num_left > 1:
                 room -= prompt.num_left
