@@ -244,6 +244,16 @@ def test_a_disturbed_machine_refuses_for_a_while_and_calls_nobody_wrong() -> Non
         served.ask("b", slo_itl_ns=11 * MS)
 
 
+def test_of_a_long_prompts_steps_one_may_be_disturbed_and_not_all() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=500.0, admission="queue")
+    for i in range(200):  # one step in ten takes eight times as long
+        served.learned.observe(StepFeatures(1, 0, 0, 0), (40 if i % 10 == 0 else 5) * MS)
+    served.tell()
+    served.ask("a", 3000, slo_ttft_ns=6_000 * MS)
+    with pytest.raises(InvalidRequestError, match=r"slo.ttft_ms is 1200, .* even alone"):
+        served.ask("b", 3000, slo_ttft_ns=1_200 * MS)
+
+
 def test_an_engine_that_refused_everybody_gets_a_request_to_learn_from() -> None:
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=100.0)
     for _ in range(12):  # the machine stood still for a while

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,7 +104,7 @@ class Admission:
         if not target.is_given or not (ask.slo.is_given or judges):
             return None
         most_tokens = snapshot.max_num_batched_tokens
-        alone = Alone.of(ask, most_tokens, SnapshotModel(snapshot).p99_ns)
+        alone = Alone.of(ask, most_tokens, SnapshotModel(snapshot))
         check_attainable(ask, target, snapshot, alone, judges)
         if not judges:
             return None
@@ -170,17 +170,26 @@ class Alone(NamedTuple):
     """The longest gap, which is the last."""
 
     @classmethod
-    def of(cls, ask: Ask, most_tokens: int, step_ns: Callable[[StepFeatures], float]) -> Alone:
-        """With steps as long as `step_ns` says, of at most `most_tokens` of a prompt."""
-        ttft_ns, start = 0.0, 0
+    def of(cls, ask: Ask, most_tokens: int, model: SnapshotModel, *, is_p99: bool = True) -> Alone:
+        """With steps of at most `most_tokens` of a prompt; their P99, or what is expected.
+
+        Of a prompt's steps one is as long as its P99, not all of them.
+        """
+        ttft_ns = excess_ns = 0.0
+        start = 0
         nothing = StepFeatures(0, 0, 0, 0)
         while start < ask.num_prompt_tokens:
             chunk = min(ask.num_prompt_tokens - start, most_tokens)
-            ttft_ns += step_ns(with_chunk(nothing, start, chunk))
+            step = with_chunk(nothing, start, chunk)
+            step_ns = model.predict_ns(step)
+            ttft_ns += step_ns
+            if is_p99:
+                excess_ns = max(excess_ns, model.p99_ns(step) - step_ns)
             start += chunk
         num_kv = ask.num_seqs * (ask.num_prompt_tokens + ask.max_tokens)
-        itl_ns = step_ns(StepFeatures(ask.num_seqs, 0, num_kv, num_kv))
-        return cls(ttft_ns / NS_PER_MS, itl_ns / NS_PER_MS)
+        decode = StepFeatures(ask.num_seqs, 0, num_kv, num_kv)
+        itl_ns = model.p99_ns(decode) if is_p99 else model.predict_ns(decode)
+        return cls((ttft_ns + excess_ns) / NS_PER_MS, itl_ns / NS_PER_MS)
 
 
 def check_attainable(
@@ -203,7 +212,7 @@ def check_attainable(
         if asked_ms >= best_ms:
             continue
         if own_ns is None:
-            expected = Alone.of(ask, most_tokens, SnapshotModel(snapshot).predict_ns)
+            expected = Alone.of(ask, most_tokens, SnapshotModel(snapshot), is_p99=False)
             best_ms = getattr(expected, name)
             if asked_ms >= best_ms:
                 continue
