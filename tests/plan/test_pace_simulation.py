@@ -132,6 +132,23 @@ def test_promises_are_kept_where_prompts_and_decodes_take_turns() -> None:
     assert result.num_met >= 0.95 * result.num_requests
 
 
+def test_whoever_was_promised_a_time_waits_for_no_larger_batch() -> None:
+    """29 of 347 first tokens were late."""
+    model = StepTimeModel(
+        (
+            StepCoefficients(5.2e6, 7.5e5, 0, 900, 0),
+            StepCoefficients(4.5e6, 9e5, 4e5, 900, 170, prompt_ns=1e7),
+        )
+    )
+    noisy = NoisyDuration(model, noise=0.1, seed=2)
+    slo = SLO.from_ms(19, 3000)
+    arrivals = mix(1.5, seconds=90.0)
+    result = serve(arrivals, slo=slo, admission="refuse", duration=noisy, step_time=model)
+    targets_s = [3.0 if arrivals[i].num_prompt_tokens == 400 else 12.0 for i in result.served]
+    assert result.num_refused > 0
+    assert (result.ttft_s > targets_s).mean() <= 0.01
+
+
 class SlowsDown:
     """The machine takes half as long again from its 1,000th step on."""
 

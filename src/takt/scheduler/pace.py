@@ -289,7 +289,8 @@ class PaceScheduler(Scheduler):
         prompts = prefills + self._waiting.first(_MAX_JUDGED)
         prompts.sort(key=lambda request: request.order_key)
         num_tokens = sum([r.num_tokens for r in prompts]) // max(len(prompts), 1)
-        step_ns = self._growth.turn_step_ns(num_tokens)
+        # Who was promised a time waits for nobody beyond it.
+        step_ns = None if self._refuses else self._growth.turn_step_ns(num_tokens)
         return self._urgency.holds([self._prompt(r) for r in prompts], now_ns, step_ns)
 
     def _prompt(self, request: Request) -> Prompt:
