@@ -17,7 +17,7 @@ from takt.verify.report import print_comparison
 from takt.verify.verify import Request, verify
 
 LOAD = 0.85
-NUM_REQUESTS = 3000
+NUM_REQUESTS = 2000
 """A tenth of them warms up. More than 1,000 would do; but the P99 of so few first tokens is known
 to 10 % only, as much as the bar."""
 

@@ -10,12 +10,11 @@ from takt.plan.errors import PlanInputError
 from takt.plan.simulate.arrivals import Arrival, LengthDistribution, poisson_arrivals
 from takt.plan.simulate.durations import NoisyDuration
 from takt.plan.simulate.lane import Lane
-from takt.plan.simulate.measured_steps import MeasuredSteps
+from takt.plan.simulate.measured_steps import MeasuredSteps, sort_of
 from takt.plan.simulate.recorded_load import RecordedLoad, RecordedStep, learn
 from takt.plan.simulate.result import SimulationResult
 from takt.plan.simulate.simulator import SimulatedServer, simulate
 from takt.plan.simulate.speed_trace import SpeedTrace
-from takt.scheduler.step_kind import kind_of
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
 TRUTH = StepTimeModel(
@@ -96,8 +95,22 @@ def test_steps_are_judged_by_a_model_that_has_not_seen_them() -> None:
         for i in range(2000)
     ]
     for half in learn(steps).steps.halves:
-        ratios = half.ratios_by_kind[kind_of(steps[0].features)]
+        ratios = half.ratios[sort_of(steps[0].features)]
         assert max(ratios) > 1.2 * min(ratios)
+
+
+def test_steps_of_busy_times_are_judged_too() -> None:
+    """They are long, so that few fit into a second."""
+    idle, busy = StepFeatures(2, 0, 600, 600), StepFeatures(32, 0, 9_000, 9_000)
+    steps, now_ns = [], 0.0
+    for i in range(3000):
+        features, took_ns = (busy, 80e6) if i // 30 % 7 == 6 else (idle, 5e6)
+        now_ns += took_ns
+        steps.append(RecordedStep(now_ns, features, took_ns))
+    num_busy = sum(step.features == busy for step in steps)
+    halves = learn(steps).steps.halves
+    num_judged = sum(len(half.ratios[sort_of(busy)]) for half in halves)
+    assert num_judged == pytest.approx(num_busy, rel=0.1)
 
 
 def test_too_short_a_load_cannot_be_halved() -> None:
@@ -106,6 +119,18 @@ def test_too_short_a_load_cannot_be_halved() -> None:
         learn(steps)
     with pytest.raises(PlanInputError, match="no step"):
         learn([])
+
+
+def test_a_number_of_decodes_has_its_own_residuals_where_there_are_enough() -> None:
+    most, fewer, rare = (StepFeatures(n, 0, 9_000, 9_000) for n in (32, 30, 40))
+    samples = [(most, TRUTH.predict_ns(most) * 0.8) for _ in range(40)]
+    samples += [(fewer, TRUTH.predict_ns(fewer)) for _ in range(40)]
+    samples += [(rare, TRUTH.predict_ns(rare) * 0.8) for _ in range(40)]
+    measured = MeasuredSteps.of(TRUTH, samples)
+    assert measured.predict_ns(most) == pytest.approx(0.8 * TRUTH.predict_ns(most))
+    assert measured.predict_ns(fewer) == pytest.approx(TRUTH.predict_ns(fewer))
+    few = MeasuredSteps.of(TRUTH, [*samples[:5], *samples[40:80]])
+    assert few.predict_ns(most) == pytest.approx(44 / 45 * TRUTH.predict_ns(most))
 
 
 def test_a_kind_of_step_has_its_own_residuals_and_mean() -> None:

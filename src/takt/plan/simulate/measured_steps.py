@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +11,12 @@ from takt.plan.errors import PlanInputError
 from takt.scheduler.step_kind import NUM_KINDS, kind_of
 from takt.scheduler.step_time import StepFeatures, StepTimeModel
 
-_LEAST_OF_KIND = 30
-"""Residuals of one kind of step; with fewer, those of all kinds stand in."""
+_DECODES = (0, 4, 8, 12, 16, 20, 24, 28, 31, 48, 64)
+"""A step's sort: its kind, and up to which of these its decodes are. The time is a staircase in the
+rows, with a height for each kernel, which no linear model has: 32 may take less than 30."""
+_NUM_SORTS_OF_KIND = len(_DECODES) + 1
+_LEAST_OF_SORT = 30
+"""Residuals of one sort of step; with fewer, those of its kind stand in, or those of all."""
 _MAX_KNOWN = 1024
 """Residuals that a calibration leaves."""
 
@@ -19,15 +24,19 @@ Samples = Sequence[tuple[StepFeatures, float]]
 """Features and nanoseconds."""
 
 
+def sort_of(features: StepFeatures) -> int:
+    return kind_of(features) * _NUM_SORTS_OF_KIND + bisect_left(_DECODES, features[0])
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredSteps:
     """A duration that is expected; `drawn` are those of single steps."""
 
     model: StepTimeModel
-    ratios_by_kind: tuple[tuple[float, ...], ...]
-    """Measured / predicted, of steps of each kind as `kind_of` numbers them."""
+    ratios: tuple[tuple[float, ...], ...]
+    """Measured / predicted, of steps of each sort as `sort_of` numbers them."""
     means: tuple[float, ...]
-    """Of those, by kind: outliers make a step longer in the mean than in the median."""
+    """Of those, by sort: outliers make a step longer in the mean than in the median."""
 
     @classmethod
     def of(cls, model: StepTimeModel, samples: Samples) -> MeasuredSteps:
@@ -35,33 +44,35 @@ class MeasuredSteps:
         return cls.of_ratios(
             model,
             [
-                (kind_of(features), duration_ns / max(model.predict_ns(features), 1.0))
+                (sort_of(features), duration_ns / max(model.predict_ns(features), 1.0))
                 for features, duration_ns in samples
             ],
         )
 
     @classmethod
     def of_ratios(cls, model: StepTimeModel, ratios: Sequence[tuple[int, float]]) -> MeasuredSteps:
-        """With these residuals, each with the kind of its step."""
+        """With these residuals, each with the sort of its step."""
+        by_sort: list[list[float]] = [[] for _ in range(NUM_KINDS * _NUM_SORTS_OF_KIND)]
         by_kind: list[list[float]] = [[] for _ in range(NUM_KINDS)]
-        for kind, ratio in ratios:
-            by_kind[kind].append(ratio)
+        for sort, ratio in ratios:
+            by_sort[sort].append(ratio)
+            by_kind[sort // _NUM_SORTS_OF_KIND].append(ratio)
         pooled = [ratio for _, ratio in ratios]
         if not pooled:
             raise PlanInputError("there are no measured steps whose residuals could be drawn")
-        kept = [found if len(found) >= _LEAST_OF_KIND else pooled for found in by_kind]
-        return cls(
-            model,
-            tuple(tuple(found) for found in kept),
-            tuple(sum(found) / len(found) for found in kept),
+        kinds = [tuple(found if len(found) >= _LEAST_OF_SORT else pooled) for found in by_kind]
+        kept = tuple(
+            tuple(found) if len(found) >= _LEAST_OF_SORT else kinds[sort // _NUM_SORTS_OF_KIND]
+            for sort, found in enumerate(by_sort)
         )
+        return cls(model, kept, tuple(sum(found) / len(found) for found in kept))
 
     def predict_ns(self, features: StepFeatures) -> float:
-        return self.model.predict_ns(features) * self.means[kind_of(features)]
+        return self.model.predict_ns(features) * self.means[sort_of(features)]
 
     def known(self) -> StepTimeModel:
         """What an engine would know after a calibration with such steps."""
-        ratios = sorted(ratio for ratios in self.ratios_by_kind for ratio in ratios)
+        ratios = sorted(ratio for ratios in set(self.ratios) for ratio in ratios)
         return StepTimeModel(self.model.pieces, tuple(ratios[:: -(-len(ratios) // _MAX_KNOWN)]))
 
     def drawn(self, seed: int) -> DrawnDuration:
@@ -87,7 +98,7 @@ class MeasuredHalves:
 
 
 class DrawnDuration:
-    """Multiplies what the model predicts by a residual of a step of the same kind.
+    """Multiplies what the model predicts by a residual of a step of the same sort.
 
     So a simulated step is as often late, and by as much, as those that were measured; residuals
     are drawn independently. What made many steps in a row slow is a matter of `SpeedTrace`.
@@ -95,11 +106,11 @@ class DrawnDuration:
 
     def __init__(self, measured: MeasuredSteps, seed: int) -> None:
         self._predict_ns = measured.model.predict_ns
-        self._ratios = measured.ratios_by_kind
+        self._ratios = measured.ratios
         self._choice = random.Random(seed).choice
 
     def predict_ns(self, features: StepFeatures) -> float:
-        return self._predict_ns(features) * self._choice(self._ratios[kind_of(features)])
+        return self._predict_ns(features) * self._choice(self._ratios[sort_of(features)])
 
 
 class DrawnFromHalves:

@@ -16,14 +16,16 @@ from typing import NamedTuple
 import numpy as np
 
 from takt.plan.errors import PlanInputError
-from takt.plan.simulate.measured_steps import MeasuredHalves, MeasuredSteps
+from takt.plan.simulate.measured_steps import MeasuredHalves, MeasuredSteps, sort_of
 from takt.plan.simulate.speed_trace import SpeedTrace
 from takt.scheduler.step_kind import kind_of
 from takt.scheduler.step_time import StepFeatures, StepTimeModel
 
-_STEPS_PER_SLICE = 50
-_SLICE_NS = (0.25e9, 30e9)
+_STEPS_PER_STRETCH = 50
+_STRETCH_NS = (0.25e9, 30e9)
 """Shortest and longest stretch; neighbours on a shared host come and go within seconds."""
+_GRID_NS = 0.25e9
+"""Of the speed over time, between the middles of stretches."""
 
 _POLISHING_ROUNDS = 5
 
@@ -37,7 +39,7 @@ which are few, make the P99."""
 
 class RecordedStep(NamedTuple):
     end_ns: float
-    """On the clock of the arrivals, as their times are."""
+    """On the clock of the arrivals, as their times are; steps are in the order of these."""
     features: StepFeatures
     duration_ns: float
 
@@ -56,17 +58,12 @@ def learn(recorded: Sequence[RecordedStep]) -> RecordedLoad:
     """Raises `PlanInputError` for a load that was too short to be halved."""
     if not recorded:
         raise PlanInputError("no step was recorded")
-    slice_ns = _STEPS_PER_SLICE * statistics.median(step.duration_ns for step in recorded)
-    slice_ns = min(max(slice_ns, _SLICE_NS[0]), _SLICE_NS[1])
-    slices: dict[int, list[RecordedStep]] = {}
-    for step in recorded:
-        slices.setdefault(max(int(step.end_ns // slice_ns), 0), []).append(step)
-    full = {number for number, steps in slices.items() if len(steps) >= _LEAST_STEPS}
-    if len({number % 2 for number in full}) < 2:
+    stretches = dict(enumerate(_stretches(recorded)))
+    if len(stretches) < 2:
         raise PlanInputError(
             f"{len(recorded)} steps are too few to learn from one half and to judge by the other"
         )
-    halves = [{n: slices[n] for n in sorted(full) if n % 2 == side} for side in (0, 1)]
+    halves = [{n: steps for n, steps in stretches.items() if n % 2 == side} for side in (0, 1)]
     models = [_fit(halves[1]), _fit(halves[0])]  # each for the half that it has not seen
     factors: dict[int, float] = {}
     judged, ordered = [], []
@@ -80,13 +77,31 @@ def learn(recorded: Sequence[RecordedStep]) -> RecordedLoad:
         judged.append(MeasuredSteps.of_ratios(model, [(kind, ratio) for _, kind, ratio in ratios]))
         ordered += ratios
     ordered.sort(key=lambda one: one[0])
-    numbers = sorted(full)
-    filled = np.interp(range(max(slices) + 1), numbers, [factors[number] for number in numbers])
+    grid_ns = np.arange(0.0, max(recorded[-1].end_ns, 0.0) + _GRID_NS, _GRID_NS)
+    middles_ns = [(steps[0].end_ns + steps[-1].end_ns) / 2 for steps in stretches.values()]
+    filled = np.interp(grid_ns + _GRID_NS / 2, middles_ns, [factors[n] for n in stretches])
     return RecordedLoad(
         MeasuredHalves((judged[0], judged[1])),
-        SpeedTrace(slice_ns, tuple(filled.tolist())),
+        SpeedTrace(_GRID_NS, tuple(filled.tolist())),
         _autocorrelation([ratio for _, _, ratio in ordered]),
     )
+
+
+def _stretches(recorded: Sequence[RecordedStep]) -> list[list[RecordedStep]]:
+    """Of as many steps each, so that long ones are judged as well as short ones; those in which
+    there was next to nothing to do are left out."""
+    shortest_ns, longest_ns = _STRETCH_NS
+    found: list[list[RecordedStep]] = [[]]
+    for step in recorded:
+        current = found[-1]
+        if current:
+            length_ns = step.end_ns - current[0].end_ns
+            is_full = len(current) >= _STEPS_PER_STRETCH and length_ns >= shortest_ns
+            if is_full or length_ns > longest_ns:
+                current = []
+                found.append(current)
+        current.append(step)
+    return [steps for steps in found if len(steps) >= _LEAST_STEPS]
 
 
 def fit_thinned(samples: Sequence[tuple[StepFeatures, float]]) -> StepTimeModel:
@@ -111,8 +126,8 @@ def _fit(slices: dict[int, list[RecordedStep]]) -> StepTimeModel:
 
 
 def _ratios(model: StepTimeModel, steps: Iterable[RecordedStep]) -> list[tuple[int, float]]:
-    """Kind, and measured / predicted, of each step."""
-    return [(kind_of(s.features), s.duration_ns / model.predict_ns(s.features)) for s in steps]
+    """Sort, and measured / predicted, of each step."""
+    return [(sort_of(s.features), s.duration_ns / model.predict_ns(s.features)) for s in steps]
 
 
 def _factors(model: StepTimeModel, slices: dict[int, list[RecordedStep]]) -> dict[int, float]:
