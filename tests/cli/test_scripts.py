@@ -65,7 +65,7 @@ def test_step_that_works_says_its_name_and_keeps_the_output(tmp_path: Path) -> N
 
 def test_step_that_fails_shows_why_and_where_the_rest_is(tmp_path: Path) -> None:
     log = tmp_path / "step.log"
-    result = step(log, "import sys; print(*range(100), sep='\\n'); sys.exit('no disk')")
+    result = step(log, "import sys; print(*range(100), sep='\\n', flush=True); sys.exit('no disk')")
     assert result.returncode == 1
     lines = result.stderr.splitlines()
     assert "    no disk" in lines
