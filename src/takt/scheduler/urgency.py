@@ -70,11 +70,10 @@ class PromptUrgency:
         done: list[Prompt] = []
         rest: list[Prompt] = []
         for prompt in prompts:
-            if prompt.num_left > 1:
+            is_done = prompt.num_left <= 1
+            if not is_done:
                 room -= prompt.num_left
-            (done if room >= 0 else rest).append(prompt)
-        done += [prompt for prompt in rest if prompt.num_left <= 1]
-        rest = [prompt for prompt in rest if prompt.num_left > 1]
+            (done if is_done or room >= 0 else rest).append(prompt)
         if not done or not rest:
             return bool(rest)
         if step_ns is not None:

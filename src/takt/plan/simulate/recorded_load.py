@@ -8,6 +8,7 @@ could know of, is slower in the replay too.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -70,11 +71,11 @@ def learn(recorded: Sequence[RecordedStep]) -> RecordedLoad:
     for model, half in zip(models, halves, strict=True):
         factors |= (of_half := _factors(model, half))
         ratios = [
-            (number, kind, ratio / of_half[number])
+            (number, sort, ratio / of_half[number])
             for number, steps in half.items()
-            for kind, ratio in _ratios(model, steps)
+            for sort, ratio in _ratios(model, steps)
         ]
-        judged.append(MeasuredSteps.of_ratios(model, [(kind, ratio) for _, kind, ratio in ratios]))
+        judged.append(MeasuredSteps.of_ratios(model, [(sort, ratio) for _, sort, ratio in ratios]))
         ordered += ratios
     ordered.sort(key=lambda one: one[0])
     grid_ns = np.arange(0.0, max(recorded[-1].end_ns, 0.0) + _GRID_NS, _GRID_NS)
@@ -112,14 +113,15 @@ def fit_thinned(samples: Sequence[tuple[StepFeatures, float]]) -> StepTimeModel:
     return StepTimeModel.fit([sample for found in thinned for sample in found])
 
 
-def _fit(slices: dict[int, list[RecordedStep]]) -> StepTimeModel:
+def _fit(stretches: dict[int, list[RecordedStep]]) -> StepTimeModel:
     """Twice: with what the first model says of the machine's speed in each stretch, once more."""
-    model = fit_thinned([(s.features, s.duration_ns) for steps in slices.values() for s in steps])
-    factors = _factors(model, slices)
+    all_steps = itertools.chain.from_iterable(stretches.values())
+    model = fit_thinned([(step.features, step.duration_ns) for step in all_steps])
+    factors = _factors(model, stretches)
     return fit_thinned(
         [
             (step.features, step.duration_ns / factors[number])
-            for number, steps in slices.items()
+            for number, steps in stretches.items()
             for step in steps
         ]
     )
@@ -130,25 +132,25 @@ def _ratios(model: StepTimeModel, steps: Iterable[RecordedStep]) -> list[tuple[i
     return [(sort_of(s.features), s.duration_ns / model.predict_ns(s.features)) for s in steps]
 
 
-def _factors(model: StepTimeModel, slices: dict[int, list[RecordedStep]]) -> dict[int, float]:
+def _factors(model: StepTimeModel, stretches: dict[int, list[RecordedStep]]) -> dict[int, float]:
     """The machine's speed in each stretch: the median of measured / predicted, what is usual for
-    the step's kind apart, so that stretches with many prompts do not look slow or fast.
+    the step's sort apart, so that stretches with many prompts do not look slow or fast.
 
-    Stretches and kinds take turns (Tukey's median polish): large steps may be those of slow times.
+    Stretches and sorts take turns (Tukey's median polish): large steps may be those of slow times.
     """
-    ratios = {number: _ratios(model, steps) for number, steps in slices.items()}
+    ratios = {number: _ratios(model, steps) for number, steps in stretches.items()}
     usual: dict[int, float] = {}
     factors: dict[int, float] = {}
     for _ in range(_POLISHING_ROUNDS):
         factors = {
-            number: statistics.median(ratio / usual.get(kind, 1.0) for kind, ratio in pairs)
+            number: statistics.median(ratio / usual.get(sort, 1.0) for sort, ratio in pairs)
             for number, pairs in ratios.items()
         }
-        of_kind: dict[int, list[float]] = {}
+        of_sort: dict[int, list[float]] = {}
         for number, pairs in ratios.items():
-            for kind, ratio in pairs:
-                of_kind.setdefault(kind, []).append(ratio / factors[number])
-        usual = {kind: statistics.median(found) for kind, found in of_kind.items()}
+            for sort, ratio in pairs:
+                of_sort.setdefault(sort, []).append(ratio / factors[number])
+        usual = {sort: statistics.median(found) for sort, found in of_sort.items()}
     return factors
 
 
