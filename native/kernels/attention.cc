@@ -13,11 +13,25 @@ const AttentionKernels& kernels() {
   return *kTables[isa_index()];
 }
 
+const Int8AttentionKernels& int8_kernels() {
+  static constexpr const Int8AttentionKernels* kTables[] = TAKT_ISA_TABLES(kInt8AttentionKernels);
+  return *kTables[isa_index()];
+}
+
 }  // namespace
 
 void attention_split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
                      const int32_t* positions, const float* const* q, float* const* out,
                      AttentionNext next) {
+  if (a.kv.type == KVType::kInt8) {
+#if defined(TAKT_X86_ISAS)
+    if (selected_isa_has_tiles() &&
+        amx::int8_split_of_many(a, kv_head, split, m, positions, q, out)) {
+      return;
+    }
+#endif
+    return int8_kernels().split(a, kv_head, split, m, positions, q, out, next);
+  }
 #if defined(TAKT_X86_ISAS)
   if (selected_isa_has_tiles() && amx::split_of_many(a, kv_head, split, m, positions, q, out)) {
     return;

@@ -137,11 +137,11 @@ void configure(int row_bytes, int column_rows) {
 
 // Turns each row's scores into weights, those of all tiles that the batch sees. All rows' greatest
 // scores first: the weights of one need not wait for its own then.
-void softmax_all(const AttentionArgs& a, const Tiles& tiles, int64_t start, Batch* batch) {
+void softmax_all(const AttentionArgs& a, Batch* batch) {
   for (int r = 0; r < batch->count; ++r) {
     if (is_empty(batch->visible[r])) continue;
     batch->out[r][0] =
-        greatest_score(a, tiles, start, batch->visible[r], batch->score + r * kRowFloats);
+        greatest_score(a, batch->visible[r], batch->score + r * kRowFloats);
   }
   for (int r = 0; r < batch->count; ++r) {
     uint16_t* weight = weights_of(batch, r);
@@ -150,8 +150,8 @@ void softmax_all(const AttentionArgs& a, const Tiles& tiles, int64_t start, Batc
     int p = batch->first * int(kTile);
     if (!is_empty(visible)) {
       for (; p + kTile <= visible.begin; p += kTile) put(p, set1(0.0f));
-      batch->out[r][1] = weigh_scores(tiles, start, visible, batch->out[r][0],
-                                      batch->score + r * kRowFloats, put);
+      batch->out[r][1] = weigh_scores<BF16Tile>(visible, batch->out[r][0],
+                                                batch->score + r * kRowFloats, put);
       p = (visible.end + int(kTile) - 1) / int(kTile) * int(kTile);
     }
     for (; p < batch->last * kTile; p += kTile) put(p, set1(0.0f));
@@ -181,9 +181,6 @@ void find_tiles(const Tiles& tiles, int64_t start, int64_t head_dim, Range seen,
   }
 }
 
-// From where the one begins to where the other ends.
-Range spanning(Range a, Range b) { return {least(a.begin, b.begin), most(a.end, b.end)}; }
-
 void add_row(const float* query, float scale, int64_t head_dim, Range visible, float* out,
              Batch* batch) {
   const int row = batch->count++;
@@ -193,7 +190,7 @@ void add_row(const float* query, float scale, int64_t head_dim, Range visible, f
     out[0] = -kInfinity;
     std::memset(out + 1, 0, size_t(1 + head_dim) * sizeof(float));
   } else {
-    batch->seen = spanning(batch->seen, visible);
+    batch->seen = {least(batch->seen.begin, visible.begin), most(batch->seen.end, visible.end)};
   }
   uint16_t* to = batch->q + row / kTileRows * kTileRows * head_dim + row % kTileRows * kPiece;
   for (int64_t d = 0; d < head_dim; d += kPiece, to += kTileRows * kPiece) {
@@ -203,14 +200,13 @@ void add_row(const float* query, float scale, int64_t head_dim, Range visible, f
 }
 
 template <int kBlocks>
-void attend(const AttentionArgs& a, const Tiles& tiles, const SeenTiles& seen, int64_t start,
-            Batch* batch) {
+void attend(const AttentionArgs& a, const SeenTiles& seen, Batch* batch) {
   const int64_t head_dim = a.kv.head_dim;
   batch->first = batch->seen.begin / int(kTile);
   batch->last = (batch->seen.end + int(kTile) - 1) / int(kTile);
   configure(kTileRowBytes, kTileRows);
   score_all<kBlocks>(seen, head_dim, batch);
-  softmax_all(a, tiles, start, batch);
+  softmax_all(a, batch);
   configure(kTileRowBytes / 2, kTileRows / 2);
   weigh_all<kBlocks>(seen, head_dim, batch);
   for (int r = 0; r < batch->count; ++r) {
@@ -231,12 +227,7 @@ bool split_of_many(const AttentionArgs& a, int64_t kv_head, int64_t split, int m
       head_dim % kPiece != 0 || kReadThroughCopy) {
     return false;
   }
-  Range seen = {int(kSplit), 0};
-  for (int i = 0; i < m; ++i) {
-    const Range visible = visible_to(a, start, positions[i]);
-    if (is_empty(visible)) continue;
-    seen = spanning(seen, visible);
-  }
+  const Range seen = seen_by(a, start, m, positions);
   const Tiles tiles(a, kv_head, start + seen.begin, start + seen.end);
   SeenTiles seen_tiles;
   find_tiles(tiles, start, head_dim, seen, &seen_tiles);
@@ -256,7 +247,7 @@ bool split_of_many(const AttentionArgs& a, int64_t kv_head, int64_t split, int m
     const auto attend_blocks = batch.count <= kTileRows       ? &attend<1>
                                : batch.count <= 2 * kTileRows ? &attend<2>
                                                               : &attend<3>;
-    attend_blocks(a, tiles, seen_tiles, start, &batch);
+    attend_blocks(a, seen_tiles, &batch);
   }
   release_tiles();
   return true;

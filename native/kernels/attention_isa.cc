@@ -3,15 +3,14 @@
 // A row is one query head of one token. It depends on nothing but its position and the cache:
 //   score(p)   sum over the head's elements of (q scale) * k, in pieces of 32 elements: the fused
 //              chain of a piece's even elements plus that of its odd ones, added to the sum before
-//              it; times the scale of K at p where the cache's type has one
 //   max        of the visible scores
 //   sum        of e^(score - max), 0 below 2^-56 (exp.h): position p goes to lane p % 16 in order,
 //              then the lanes
 //   weighted V sum over the visible positions in pieces of 16, at absolute multiples of 16: the
-//              chain of a piece's even positions plus that of its odd ones; weights are times V's
-//              scales
+//              chain of a piece's even positions plus that of its odd ones
 // With a cache of bf16, (q scale) and the weights are bf16 as well. All of its products are exact
-// then, and AMX's unit gives the same bits (attention_amx.cc).
+// then, and AMX's unit gives the same bits (attention_amx.cc). A cache of int8 has whole numbers for
+// both (int8_attention_isa.cc).
 //
 // Few rows widen K and V in registers. Many widen each tile once, into memory that stays near, and
 // go over it group by group: the same operations on the same numbers.
@@ -60,19 +59,18 @@ struct Batch {
 
 // All rows' greatest scores first: the weights of one need not wait for its own then.
 template <class Type>
-void softmax_all(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t start, Batch* batch) {
+void softmax_all(const AttentionArgs& a, Batch* batch) {
   for (int r = 0; r < batch->count; ++r) {
     if (is_empty(batch->visible[r])) continue;
-    batch->out[r][0] =
-        greatest_score(a, tiles, start, batch->visible[r], batch->weight + r * kSplit);
+    batch->out[r][0] = greatest_score(a, batch->visible[r], batch->weight + r * kSplit);
   }
   for (int r = 0; r < batch->count; ++r) {
     if (is_empty(batch->visible[r])) continue;
     float* weight = batch->weight + r * kSplit;
-    batch->out[r][1] = weigh_scores(tiles, start, batch->visible[r], batch->out[r][0], weight,
-                                    [weight](int p, Vec16 w) {
-                                      store(weight + p, Type::kRounds ? rounded_to_bf16(w) : w);
-                                    });
+    batch->out[r][1] = weigh_scores<Type>(
+        batch->visible[r], batch->out[r][0], weight, [weight](int p, Vec16 w) {
+          store(weight + p, Type::kRounds ? rounded_to_bf16(w) : w);
+        });
   }
 }
 
@@ -85,7 +83,7 @@ void attend_copies(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t s
     const auto* tile = tiles.key(start + t * kTile, copy);
     score_group<Type, false>(batch->groups[0], &tile, 1, a.kv.head_dim, t * int(kTile));
   }
-  softmax_all(a, tiles, start, batch);
+  softmax_all<Type>(a, batch);
   for (int t = first; t < last; ++t) {
     const auto* tile = tiles.value(start + t * kTile, copy);
     weigh_group<Type, false>(batch->groups[0], &tile, 1, a.kv.head_dim, t * int(kTile));
@@ -113,7 +111,7 @@ void attend_few(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t star
   }
   for (int t = 0; t < least(kTilesAhead, count); ++t) tiles.prefetch(tile[t]);
   score_group<Type, true>(batch->groups[0], tile, count, head_dim, first * int(kTile));
-  softmax_all(a, tiles, start, batch);
+  softmax_all<Type>(a, batch);
   weigh_group<Type, true>(batch->groups[0], tile + count, count, head_dim, first * int(kTile));
 }
 
@@ -161,7 +159,7 @@ void attend_many(const AttentionArgs& a, const KVTiles<Type>& tiles, int64_t sta
       score_group<F32Tile, false>(batch->groups[g], widened, count, head_dim, t * int(kTile));
     }
   }
-  softmax_all(a, tiles, start, batch);
+  softmax_all<Type>(a, batch);
   for (int t = first; t < last; t += kWidenedTiles) {
     const int count = least(kWidenedTiles, last - t);
     for (int i = 0; i < count; ++i) {
@@ -230,12 +228,7 @@ void make_groups(int64_t head_dim, float scale, Query query, Batch* batch) {
 template <class Type>
 Ahead tiles_ahead(const AttentionArgs& a, AttentionNext next, int m, const int32_t* positions) {
   const int64_t start = next.split * kSplit;
-  Range seen = {int(kSplit), 0};
-  for (int i = 0; i < m; ++i) {
-    const Range visible = visible_to(a, start, positions[i]);
-    if (is_empty(visible)) continue;
-    seen = {least(seen.begin, visible.begin), most(seen.end, visible.end)};
-  }
+  const Range seen = seen_by(a, start, m, positions);
   Ahead ahead;
   if (next.kv_head < 0 || is_empty(seen)) return ahead;
   const KVTiles<Type> tiles(a, next.kv_head, start + seen.begin, start + seen.end);
@@ -287,7 +280,7 @@ void split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m, const 
     case KVType::kFP8E4M3:
       return split_of<E4M3Tile>(a, kv_head, split, m, positions, q, out, next);
     case KVType::kInt8:
-      return split_of<Int8Tile>(a, kv_head, split, m, positions, q, out, next);
+      return;  // int8_attention_isa.cc
   }
 }
 

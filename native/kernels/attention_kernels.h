@@ -1,4 +1,4 @@
-// What each build of attention_isa.cc offers; attention.h has the contracts.
+// What each build of attention_isa.cc and int8_attention_isa.cc offers; attention.h has the contracts.
 #pragma once
 #include <cstdint>
 
@@ -8,6 +8,7 @@
 namespace takt {
 
 struct AttentionKernels {
+  // Of a cache of any other type than int8.
   void (*split)(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
                 const int32_t* positions, const float* const* q, float* const* out,
                 AttentionNext next);
@@ -16,12 +17,22 @@ struct AttentionKernels {
 };
 TAKT_DECLARE_ISA_TABLE(AttentionKernels, kAttentionKernels)
 
+// Of a cache of int8.
+struct Int8AttentionKernels {
+  void (*split)(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
+                const int32_t* positions, const float* const* q, float* const* out,
+                AttentionNext next);
+};
+TAKT_DECLARE_ISA_TABLE(Int8AttentionKernels, kInt8AttentionKernels)
+
 #if defined(TAKT_X86_ISAS)
 namespace amx {
 // `split` of the table, equal to it bit for bit; or nothing and false: for few rows, or a cache
 // that the unit cannot read in place.
 bool split_of_many(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
                    const int32_t* positions, const float* const* q, float* const* out);
+bool int8_split_of_many(const AttentionArgs& a, int64_t kv_head, int64_t split, int m,
+                        const int32_t* positions, const float* const* q, float* const* out);
 }  // namespace amx
 #endif
 

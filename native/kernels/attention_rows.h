@@ -31,6 +31,18 @@ TAKT_VEC_INLINE Range visible_to(const AttentionArgs& a, int64_t start, int32_t 
           int(newest < 0 ? 0 : newest < kSplit ? newest + 1 : kSplit)};
 }
 
+// What the rows of a call see of a split together.
+TAKT_VEC_INLINE Range seen_by(const AttentionArgs& a, int64_t start, int m,
+                              const int32_t* positions) {
+  Range seen = {int(kSplit), 0};
+  for (int i = 0; i < m; ++i) {
+    const Range visible = visible_to(a, start, positions[i]);
+    if (is_empty(visible)) continue;
+    seen = {least(seen.begin, visible.begin), most(seen.end, visible.end)};
+  }
+  return seen;
+}
+
 // Of the first tile that has visible positions.
 TAKT_VEC_INLINE int first_position(Range visible) {
   return visible.begin / int(kTile) * int(kTile);
@@ -38,16 +50,12 @@ TAKT_VEC_INLINE int first_position(Range visible) {
 
 // Brings the scores of the tiles from `first` on to their final form, and those that the row does
 // not see to -infinity.
-template <class Type>
-TAKT_VEC_INLINE void finish_scores(const AttentionArgs& a, const KVTiles<Type>& tiles,
-                                   int64_t start, Range visible, int first, float* score) {
-  if (Type::kScales || a.softcap != 0.0f) {
+TAKT_VEC_INLINE void finish_scores(const AttentionArgs& a, Range visible, int first,
+                                   float* score) {
+  if (a.softcap != 0.0f) {
     const Vec16 cap = set1(a.softcap);
     for (int p = first; p < visible.end; p += kTile) {
-      Vec16 s = load(score + p);
-      if constexpr (Type::kScales) s = s * tiles.key_scales(start + p);
-      if (a.softcap != 0.0f) s = cap * tanh(s / cap);
-      store(score + p, s);
+      store(score + p, cap * tanh(load(score + p) / cap));
     }
   }
   const Vec16 unseen = set1(-kInfinity);
@@ -62,11 +70,9 @@ TAKT_VEC_INLINE void finish_scores(const AttentionArgs& a, const KVTiles<Type>& 
 }
 
 // The greatest of a row's visible scores, which are brought to their final form.
-template <class Type>
-TAKT_VEC_INLINE float greatest_score(const AttentionArgs& a, const KVTiles<Type>& tiles,
-                                     int64_t start, Range visible, float* score) {
+TAKT_VEC_INLINE float greatest_score(const AttentionArgs& a, Range visible, float* score) {
   const int first = first_position(visible);
-  finish_scores(a, tiles, start, visible, first, score);
+  finish_scores(a, visible, first, score);
   Vec16 even = set1(-kInfinity), odd = even;
   int p = first;
   for (; p + kTile < visible.end; p += 2 * kTile) {
@@ -81,15 +87,12 @@ TAKT_VEC_INLINE float greatest_score(const AttentionArgs& a, const KVTiles<Type>
 // time and not yet rounded; those of the edge tiles' positions that it does not see are 0 or not to
 // be read. Returns the sum of e^(score - greatest).
 template <class Type, class Put>
-TAKT_VEC_INLINE float weigh_scores(const KVTiles<Type>& tiles, int64_t start, Range visible,
-                                   float greatest, const float* score, Put put) {
+TAKT_VEC_INLINE float weigh_scores(Range visible, float greatest, const float* score, Put put) {
   Vec16 sum = set1(0.0f);
   for (int p = first_position(visible); p < visible.end; p += kTile) {
     const Vec16 e = exp_of_nonpositive(load(score + p) - set1(greatest));
     sum = sum + e;
-    if constexpr (Type::kScales) {
-      put(p, e * tiles.value_scales(start + p));
-    } else if constexpr (Type::kScale != 1.0f) {
+    if constexpr (Type::kScale != 1.0f) {
       put(p, e * set1(Type::kScale));
     } else {
       put(p, e);

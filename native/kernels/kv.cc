@@ -1,7 +1,6 @@
 #include "kernels/kv.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -27,10 +26,10 @@ struct Row {
   T codes[kMaxHeadDim];
 };
 
-// A group's elements lie side by side: bf16 go in pairs.
+// A group's elements lie side by side in a word.
 template <int64_t kGroup, class T>
 void store_key(const KVLayer& kv, std::byte* piece, int64_t position, const Row<T>& row) {
-  using Stored = std::conditional_t<kGroup == 2, uint32_t, T>;
+  using Stored = std::conditional_t<kGroup == 1, T, uint32_t>;
   static_assert(sizeof(Stored) == kGroup * sizeof(T));
   const int64_t lanes = key_lanes(kv.block_size);
   const int64_t first = position / lanes * lanes * kv.head_dim + position % lanes * kGroup;
@@ -49,37 +48,9 @@ void store_value(const KVLayer& kv, std::byte* piece, int64_t position, const Ro
   }
 }
 
-// Rounds to nearest, ties to even: adding 1.5 * 2^23 leaves no bits behind the point.
-uint8_t int8_from_float(float x, float inverse) {
-  const float shift = 0x1.8p23f;
-  return uint8_t(int8_t(int32_t((x * inverse + shift) - shift)));
-}
-
 template <class T, class Encode>
 void encode(const float* x, int64_t n, Row<T>* row, Encode encode_one) {
   for (int64_t d = 0; d < n; ++d) row->codes[d] = encode_one(x[d]);
-}
-
-// Fills the codes and gives their bf16 scale: the largest element's size over 127, rounded up, so
-// that no code is beyond 127. Rows that are smaller than any number that matters become zeros with
-// scale 0; a row that holds an infinity or NaN reads as infinities.
-uint16_t encode_int8(const float* x, int64_t n, Row<uint8_t>* row) {
-  float largest = 0.0f;
-  bool finite = true;
-  for (int64_t d = 0; d < n; ++d) {
-    const float size = std::fabs(x[d]);
-    finite &= size <= 0x1.fffffep127f;
-    largest = size > largest ? size : largest;
-  }
-  const bool zero = largest < 0x1p-100f;
-  if (!finite || zero) {
-    encode(x, n, row, [&](float) { return uint8_t(finite ? 0 : 1); });
-    return finite ? 0 : 0x7f80;
-  }
-  const auto scale = uint16_t((bits_from_float(largest / 127.0f) + 0xffffu) >> 16);
-  const float inverse = 1.0f / float_from_bf16(scale);
-  encode(x, n, row, [&](float v) { return int8_from_float(v, inverse); });
-  return scale;
 }
 
 // A tile's own lines are written as they are; below this a token's elements go one by one, each to
@@ -104,7 +75,7 @@ bool stores_tiles(const KVLayer& kv) {
 #if defined(__SANITIZE_THREAD__)
   return false;
 #endif
-  return kv.type == KVType::kBF16 && kv.block_size % kTile == 0;
+  return summed_group(kv.type) > 1 && kv.block_size % kTile == 0;
 }
 
 }  // namespace
@@ -140,12 +111,33 @@ void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, 
     case KVType::kInt8: {
       Row<uint8_t> key, value;
       const int64_t scale = scales_offset(kv, block, kv_head) + 2 * position;
-      store_shared(kv.k + scale, encode_int8(k, n, &key));
-      store_shared(kv.v + scale, encode_int8(v, n, &value));
-      return store.template operator()<1>(key, value);
+      store_shared(kv.k + scale, kernels().encode_int8(k, n, key.codes));
+      store_shared(kv.v + scale, kernels().encode_int8(v, n, value.codes));
+      return store.template operator()<4>(key, value);
     }
   }
 }
+
+namespace {
+
+// Tokens whose slots follow each other in one tile.
+void store_in_tile(const KVLayer& kv, int64_t slot, int64_t kv_head, const KVRows& k,
+                   const KVRows& v) {
+  const int64_t block = slot / kv.block_size, position = slot % kv.block_size;
+  const int first = int(position % kTile);
+  const int64_t tile = piece_offset(kv, block, kv_head) +
+                       (position - first) * kv.head_dim * int64_t(element_bytes(kv.type));
+  if (kv.type == KVType::kBF16) {
+    kernels().store_bf16_key(k, first, kv.k + tile);
+    kernels().store_bf16_value(v, first, kv.v + tile);
+  } else {
+    const int64_t scales = scales_offset(kv, block, kv_head) + 2 * position;
+    kernels().store_int8_key(k, first, kv.k + tile, kv.k + scales);
+    kernels().store_int8_value(v, first, kv.v + tile, kv.v + scales);
+  }
+}
+
+}  // namespace
 
 void kv_store_rows(const KVLayer& kv, const int64_t* slots, int64_t count, int64_t kv_head,
                    const float* k, int64_t k_stride, const float* v, int64_t v_stride) {
@@ -159,11 +151,8 @@ void kv_store_rows(const KVLayer& kv, const int64_t* slots, int64_t count, int64
         kv_store(kv, slots[i + r], kv_head, first_k + r * k_stride, first_v + r * v_stride);
       }
     } else {
-      const int64_t position = slots[i] % kv.block_size, first = position % kTile;
-      const int64_t tile = piece_offset(kv, slots[i] / kv.block_size, kv_head) +
-                           (position - first) * kv.head_dim * int64_t(sizeof(uint16_t));
-      kernels().store_tile(first_k, k_stride, first_v, v_stride, kv.head_dim, int(first),
-                           int(rows), kv.k + tile, kv.v + tile);
+      store_in_tile(kv, slots[i], kv_head, {first_k, k_stride, kv.head_dim, int(rows)},
+                    {first_v, v_stride, kv.head_dim, int(rows)});
     }
     i += rows;
   }

@@ -7,11 +7,25 @@
 
 namespace takt {
 
+// Tokens of one head that follow each other: their k, or v, [count] rows of [head_dim] floats.
+struct KVRows {
+  const float* x;
+  int64_t stride;  // floats from one row to the next
+  int64_t head_dim;
+  int count;
+};
+
 struct KVKernels {
-  // k and v of `count` tokens of one head, the first at position `first` of a tile of a cache of
-  // bf16; rows of floats lie `stride` apart. Positions outside stay as they are.
-  void (*store_tile)(const float* k, int64_t k_stride, const float* v, int64_t v_stride,
-                     int64_t head_dim, int first, int count, std::byte* k_tile, std::byte* v_tile);
+  // Rows that begin at position `first` of a tile. Positions outside stay as they are.
+  void (*store_bf16_key)(const KVRows& rows, int first, std::byte* tile);
+  void (*store_bf16_value)(const KVRows& rows, int first, std::byte* tile);
+  // The same, and the rows' scales, the first of which is at `scales`.
+  void (*store_int8_key)(const KVRows& rows, int first, std::byte* tile, std::byte* scales);
+  void (*store_int8_value)(const KVRows& rows, int first, std::byte* tile, std::byte* scales);
+  // Fills a row's codes [n], plus kInt8Zero, and gives their bf16 scale: the largest element's size
+  // over 127, rounded up, so that no code is beyond 127. Rows below 2^-49 become zeros with scale 0; one that holds an
+  // infinity or NaN reads as infinities.
+  uint16_t (*encode_int8)(const float* x, int64_t n, uint8_t* codes);
 };
 TAKT_DECLARE_ISA_TABLE(KVKernels, kKVKernels)
 

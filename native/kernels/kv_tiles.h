@@ -11,14 +11,13 @@ namespace takt::TAKT_ISA {
 
 // Element types of the cache. `key(tile, pair)` is elements 2 * pair and 2 * pair + 1 of the head
 // for 16 positions; `value(tile, head_dim, pair, d)` is positions 2 * pair and 2 * pair + 1 for
-// elements d to d + 15, or to d + 7 with `kHalf`. Scores and weights of V are to be multiplied by a
-// position's scale: kScale is that of all, kScales says that each has its own, in bf16. kRounds
-// says that queries and weights of V are rounded to bf16 too: a matrix unit can multiply them.
+// elements d to d + 15, or to d + 7 with `kHalf`. Scores and weights of V are to be multiplied by
+// kScale. kRounds says that queries and weights of V are rounded to bf16 too: a matrix unit can
+// multiply them.
 struct BF16Tile {
   using Element = uint16_t;
   static constexpr KVType kType = KVType::kBF16;
   static constexpr float kScale = 1.0f;
-  static constexpr bool kScales = false;
   static constexpr bool kRounds = true;
   static TAKT_VEC_INLINE Vec16Pair key(const uint16_t* tile, int64_t pair) {
     return load_bf16_pair(tile + 2 * kTile * pair);
@@ -53,20 +52,18 @@ TAKT_VEC_INLINE Vec16 load_f32_half(const float* p) { return load_first(p, 8); }
 struct F32Tile : PlainTile<float, load, load_f32_half> {
   static constexpr KVType kType = KVType::kF32;
   static constexpr float kScale = 1.0f;
-  static constexpr bool kScales = false;
   static constexpr bool kRounds = false;
 };
 struct E4M3Tile : PlainTile<uint8_t, load_e4m3, load_e4m3_half> {
   static constexpr KVType kType = KVType::kFP8E4M3;
   static constexpr float kScale = 256.0f;
-  static constexpr bool kScales = false;
   static constexpr bool kRounds = false;
 };
-struct Int8Tile : PlainTile<uint8_t, load_int8, load_int8_half> {
+
+// Read as bytes (int8_factors.h); each position has a scale in bf16.
+struct Int8Tile {
+  using Element = uint8_t;
   static constexpr KVType kType = KVType::kInt8;
-  static constexpr float kScale = 1.0f;
-  static constexpr bool kScales = true;
-  static constexpr bool kRounds = false;
 };
 
 #if defined(__SANITIZE_THREAD__)

@@ -157,16 +157,6 @@ TAKT_VEC_INLINE void store_rounded_bf16(uint16_t* p, Vec16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(mixed, 0xd8));
 }
 
-TAKT_VEC_INLINE __m256 eight_from_int8(const uint8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(p)));
-}
-TAKT_VEC_INLINE Vec16 load_int8(const uint8_t* p) {
-  return {eight_from_int8(p), eight_from_int8(p + 8)};
-}
-TAKT_VEC_INLINE Vec16 load_int8_half(const uint8_t* p) {
-  return {eight_from_int8(p), _mm256_setzero_ps()};
-}
-
 TAKT_VEC_INLINE __m256 eight_from_e4m3(const uint8_t* p) {
   const __m128i words = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadu_si64(p)), 7);
   return _mm256_cvtph_ps(_mm_and_si128(words, _mm_set1_epi16(short(0xbfff))));

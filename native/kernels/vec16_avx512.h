@@ -154,19 +154,7 @@ TAKT_VEC_INLINE void store_nearest_bf16(uint16_t* p, Vec16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), codes);
 }
 
-// 16 int8. `half` reads 8, zeros behind them.
-TAKT_VEC_INLINE Vec16 floats_from_int8(__m128i bytes) {
-  const __m512i words = _mm512_maskz_cvtepi8_epi32(kAllLanes, bytes);
-  return {_mm512_maskz_cvtepi32_ps(kAllLanes, words)};
-}
-TAKT_VEC_INLINE Vec16 load_int8(const uint8_t* p) {
-  return floats_from_int8(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-TAKT_VEC_INLINE Vec16 load_int8_half(const uint8_t* p) {
-  return floats_from_int8(_mm_loadu_si64(p));
-}
-
-// 16 fp8 e4m3 times 2^-8; `half` as above. Sign-extended and shifted, a code is a half with a bias
+// 16 fp8 e4m3 times 2^-8; `half` reads 8, zeros behind them. Sign-extended and shifted, a code is a half with a bias
 // of 15 instead of 7, but for the sign's copy in the top bit of the exponent. The code of NaN gives
 // 480 * 2^-8.
 TAKT_VEC_INLINE Vec16 floats_from_e4m3(__m128i bytes) {

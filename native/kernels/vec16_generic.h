@@ -208,19 +208,6 @@ TAKT_VEC_INLINE void store_rounded_bf16(uint16_t* p, Vec16 x) {
   }
 }
 
-TAKT_VEC_INLINE F32x4 four_from_int8(const uint8_t* p) {
-  const I32x4 words = {int8_t(p[0]), int8_t(p[1]), int8_t(p[2]), int8_t(p[3])};
-  return __builtin_convertvector(words, F32x4);
-}
-TAKT_VEC_INLINE Vec16 load_int8(const uint8_t* p) {
-  return {{four_from_int8(p), four_from_int8(p + 4), four_from_int8(p + 8),
-           four_from_int8(p + 12)}};
-}
-TAKT_VEC_INLINE Vec16 load_int8_half(const uint8_t* p) {
-  const F32x4 zero = {};
-  return {{four_from_int8(p), four_from_int8(p + 4), zero, zero}};
-}
-
 // In a float's place the code's exponent is 120 short of its own, 112 of that with 2^-8; the
 // multiplication puts this right for subnormal and normal codes alike.
 TAKT_VEC_INLINE F32x4 four_from_e4m3(const uint8_t* p) {

@@ -143,26 +143,32 @@ std::vector<float> attend(const Sequence& s, int64_t kv_head,
 // Checks one row against double. With u = 2^-24, a score is off by at most
 // e = (head_dim + 5) u sum |q k scale|, plus the softcap's cap * 2^-21 and rounding of s / cap; a
 // weight then by 2 e + 2^-22 relative to the largest, and u for its scale; sums of n terms add n u
-// each, twice. A cache of bf16 has weights rounded to 8 bits; its queries are rounded here too.
+// each, twice. A cache of bf16 has weights rounded to 8 bits; its queries are rounded here too. One of
+// int8 rounds a query to steps of its largest element over 16256, and weights times V likewise.
 void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t position,
                const float* got) {
   const AttentionArgs a = s.args();
-  const bool is_bf16 = s.shape.type == KVType::kBF16;
+  const bool is_bf16 = s.shape.type == KVType::kBF16, is_int8 = s.shape.type == KVType::kInt8;
   const int64_t first = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;
   const auto d_count = size_t(s.shape.head_dim);
   const float* q = s.query(position, kv_head) + size_t(head) * d_count;
   std::vector<double> score;
-  double score_error = 0.0;
+  double score_error = 0.0, largest_q = 0.0, largest_v = 0.0;
+  for (size_t d = 0; d < d_count; ++d) {
+    largest_q = std::max(largest_q, std::abs(double(q[d]) * double(a.scale)));
+  }
   for (int64_t p = first; p <= position; ++p) {
-    double sum = 0.0, magnitude = 0.0;
+    double sum = 0.0, magnitude = 0.0, step = 0.0;
     for (size_t d = 0; d < d_count; ++d) {
+      largest_v = std::max(largest_v, std::abs(double(s.value(p, kv_head)[d])));
+      if (is_int8) step += std::abs(double(s.key(p, kv_head)[d])) * 0.5 * largest_q / 16256.0;
       const double scaled =
           is_bf16 ? double(test::as_bf16(q[d] * a.scale)) : double(q[d]) * double(a.scale);
       const double term = scaled * double(s.key(p, kv_head)[d]);
       sum += term;
       magnitude += std::abs(term);
     }
-    double error = (double(d_count) + 5.0) * 0x1p-24 * magnitude;
+    double error = (double(d_count) + 5.0) * 0x1p-24 * magnitude + step;
     if (a.softcap != 0.0f) {
       error += std::abs(sum) * 0x1p-23 + double(a.softcap) * 0x1p-21;
       sum = double(a.softcap) * std::tanh(sum / double(a.softcap));
@@ -176,6 +182,9 @@ void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t positio
   const double relative =
       (is_bf16 ? 0x1p-8 : 0.0) + 2.0 * (2.0 * score_error + 0x1p-22 + 0x1p-24) +
       2.0 * double(score.size() + 8) * 0x1p-24;
+  // No V is more than 127 times its scale, which is at most 2^-7 above its row's largest over 127.
+  const double step =
+      is_int8 ? double(score.size()) * 0.5 / 16256.0 * largest_v * (1.0 + 0x1p-6) / total : 0.0;
   for (size_t d = 0; d < d_count; ++d) {
     double want = 0.0, magnitude = 0.0;
     for (size_t i = 0; i < score.size(); ++i) {
@@ -183,10 +192,10 @@ void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t positio
       want += term;
       magnitude += std::abs(term);
     }
-    CHECK(std::abs(double(got[d]) - want) <= magnitude * relative,
+    CHECK(std::abs(double(got[d]) - want) <= magnitude * relative + step,
           "position %d, element %zu: got %.9g, want %.9g, tolerance %.3g, head_dim %zu, "
           "block_size %d, %s",
-          position, d, double(got[d]), want, magnitude * relative, d_count,
+          position, d, double(got[d]), want, magnitude * relative + step, d_count,
           int(s.shape.block_size), selected_isa());
   }
 }
@@ -213,6 +222,8 @@ const std::vector<Shape>& shapes() {
       {128, 64, 1, 16, 100, 50.0f, KVType::kInt8, 1100},
       {72, 56, 2, 9, 0, 0.0f, KVType::kInt8, 65},
       {16, 8, 1, 2, 7, 0.0f, KVType::kInt8, 530},
+      {256, 16, 1, 4, 512, 0.0f, KVType::kInt8, 700},
+      {96, 16, 1, 5, 40, 0.0f, KVType::kInt8, 330},
   };
   return kShapes;
 }

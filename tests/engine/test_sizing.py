@@ -74,7 +74,10 @@ def test_a_context_beyond_the_models_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [
-        ({}, KVDtype.BF16),
+        ({}, KVDtype.INT8),
+        ({"quantization": "int4"}, KVDtype.INT8),
+        ({"quantization": "none"}, KVDtype.BF16),
+        ({"dtype": "bfloat16"}, KVDtype.BF16),
         ({"dtype": "float32"}, KVDtype.F32),
         ({"kv_cache_dtype": "float32"}, KVDtype.F32),
         ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, KVDtype.BF16),
@@ -83,14 +86,14 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         ({"kv_cache_dtype": "int8"}, KVDtype.INT8),
     ],
 )
-def test_the_cache_is_bf16_unless_asked(options: dict[str, Any], dtype: KVDtype) -> None:
+def test_the_cache_is_as_precise_as_the_products_unless_asked(options: dict[str, Any], dtype: KVDtype) -> None:
     assert plan(shape(None), **options).kv.dtype is dtype
 
 
 def test_a_pool_of_half_the_bytes_holds_twice_the_tokens() -> None:
     pool = {"kv_cache_memory_bytes": 256 << 20}
     bf16, fp8, int8 = (
-        plan(shape(None), kv_cache_dtype=name, **pool) for name in ("auto", "fp8", "int8")
+        plan(shape(None), kv_cache_dtype=name, **pool) for name in ("bfloat16", "fp8", "int8")
     )
     assert bf16.kv.block_bytes(0) == 2 * fp8.kv.block_bytes(0)
     # Of a head of 64 int8 there are 66 bytes.

@@ -86,10 +86,13 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
 
 
 def resolve_kv_dtype(config: EngineConfig) -> KVDtype:
-    """What the KV cache stores: the asked type, else fp32 beside fp32 and bf16 beside all else."""
+    """What the KV cache stores: the asked type, else as precise as what is computed beside it."""
     asked = config.cache.kv_cache_dtype
     if asked == "auto":
-        return KVDtype.F32 if config.model.dtype == "float32" else KVDtype.BF16
+        if config.model.dtype == "float32":
+            return KVDtype.F32
+        is_quantised = config.model.dtype == "auto" and config.model.quantization != "none"
+        return KVDtype.INT8 if is_quantised else KVDtype.BF16
     return KVDtype.FP8_E4M3 if asked == "fp8" else KVDtype.of_label(asked)
 
 

@@ -38,8 +38,11 @@ def _arguments(model: ModelShape, assessment: Assessment, workload: Workload) ->
     ):
         if degree > 1:
             arguments += [flag, str(degree)]
-    if assessment.precision.kv_dtype != "bf16":
-        arguments += ["--kv-cache-dtype", assessment.precision.kv_dtype]
+    precision = assessment.precision
+    if precision.kv_dtype != "bf16":
+        arguments += ["--kv-cache-dtype", precision.kv_dtype]
+    elif precision.weights != "bf16":  # beside which a server's own choice is another
+        arguments += ["--kv-cache-dtype", "bfloat16"]
     arguments += ["--max-model-len", str(workload.longest_tokens)]
     if limits is not None:
         arguments += ["--max-num-seqs", str(limits.max_num_seqs)]

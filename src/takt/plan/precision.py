@@ -61,7 +61,10 @@ def parse_precision(weights: str, kv_dtype: str = "auto") -> Precision:
 
 
 def precision_for(model: ModelShape, weights: str, kv_dtype: str = "auto") -> Precision:
-    """As `parse_precision`; `auto` is what the model's file holds, fp16 without a file."""
+    """As `parse_precision`; `auto` is what the model's file holds, fp16 without a file, and int8 KV
+    beside a file's own types, as the server has it."""
     if weights == "auto":
         weights = "packed" if model.file_block_bytes is not None else "fp16"
+    if weights == "packed" and kv_dtype == "auto":
+        kv_dtype = "int8"
     return parse_precision(weights, kv_dtype)
