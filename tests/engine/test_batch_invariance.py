@@ -135,7 +135,7 @@ def test_preemption_changes_no_bit(prompts: list[list[int]]) -> None:
     some = [prompt[:40] for prompt in prompts[:12]]
     with make_llm() as engine:
         expected = bits(engine.generate(some, params))
-    pool = 40 * 16 * 23_040  # 40 blocks: 7 sequences at their full length
+    pool = 40 * 16 * 11_880  # 40 blocks: 7 sequences at their full length
     with make_llm(
         kv_reservation="optimistic", kv_cache_memory_bytes=pool, max_model_len=128
     ) as engine:

@@ -60,9 +60,7 @@ def test_a_line_names_what_was_packed() -> None:
     used = PrecisionInUse(policy_of(quantization="int4", prefill_activation_dtype="int8"))
     for operator in (Operator.QKV, Operator.DOWN, Operator.HEAD):
         used.packed_type(operator, QuantType.BF16, 64)
-    assert used.describe() == (
-        "int4 (qkv down q4_1 x int8, head q8_0 x int8; KV bfloat16; norms f32)"
-    )
+    assert used.describe() == ("int4 (qkv down q4_1 x int8, head q8_0 x int8; KV int8; norms f32)")
 
 
 def test_a_line_tells_prompts_apart() -> None:
@@ -70,7 +68,7 @@ def test_a_line_tells_prompts_apart() -> None:
     used.packed_type(Operator.QKV, QuantType.Q4_K, 256)
     used.packed_type(Operator.DOWN, QuantType.BF16, 40)
     assert used.describe() == (
-        "auto (qkv q4_k x int8 (prompts bf16), down bf16 x bf16; KV bfloat16; norms f32)"
+        "auto (qkv q4_k x int8 (prompts bf16), down bf16 x bf16; KV int8; norms f32)"
     )
 
 

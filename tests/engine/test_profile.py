@@ -100,7 +100,7 @@ def test_decodes_are_profiled_at_their_context(profiler: Profiler) -> None:
 def test_bytes_are_weights_and_keys_within_the_window(profiler: Profiler) -> None:
     profile = profiler.decode(DecodeShape(batch_size=2, context=60), 3, nothing)
     attention = next(row for row in profile.kinds() if row.name == "attention")
-    kv_token = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values in bf16
+    kv_token = 2 * KV_HEADS * (HEAD_DIM + 2)  # keys and values in int8, and their scales
     context = np.mean([step.work.sequences[0][0] + 1 for step in profile.steps])
     expected = 2 * kv_token * (2 * context + WINDOW)
     assert attention.num_bytes == pytest.approx(expected)

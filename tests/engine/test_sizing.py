@@ -30,7 +30,7 @@ def plan(model: KVShape, available: int = 8 * GIB, **options: Any) -> EngineSize
 
 
 def test_without_a_budget_the_pool_is_what_requests_can_use() -> None:
-    sizes = plan(shape(None), available=1 << 50, max_num_seqs=8)
+    sizes = plan(shape(None), available=1 << 50, max_num_seqs=8, kv_cache_dtype="bfloat16")
     assert sizes.num_blocks == (8 * 512,)
     assert sizes.num_kv_tokens == 8 * 8192
     assert sizes.kv.block_bytes(0) == 2 * 2 * 3 * 16 * 64 * 2
@@ -86,7 +86,9 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         ({"kv_cache_dtype": "int8"}, KVDtype.INT8),
     ],
 )
-def test_the_cache_is_as_precise_as_the_products_unless_asked(options: dict[str, Any], dtype: KVDtype) -> None:
+def test_the_cache_is_as_precise_as_the_products_unless_asked(
+    options: dict[str, Any], dtype: KVDtype
+) -> None:
     assert plan(shape(None), **options).kv.dtype is dtype
 
 

@@ -34,7 +34,12 @@ Dtype = Annotated[
     str,
     typer.Option(help="Weights: fp16, fp8, int8, int4, packed (as in a GGUF); auto if not given."),
 ]
-KvDtype = Annotated[str, typer.Option(help="KV cache: auto (16 bits), fp8 or int8.")]
+KvDtype = Annotated[
+    str,
+    typer.Option(
+        help="KV cache: auto (16 bits; int8 beside a file's own types), bf16, fp8 or int8."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Degree = Annotated[int | None, typer.Option(help="Fixes a degree; searched if not given.")]
 

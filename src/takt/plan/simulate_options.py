@@ -39,7 +39,9 @@ class SimulateOptions:
     dtype: str = _option(
         "auto", "Weights: fp16, fp8, int8, int4, packed (as in a GGUF); auto if not given."
     )
-    kv_cache_dtype: str = _option("auto", "KV cache: auto (16 bits; int8 beside a file's own types), bf16, fp8 or int8.")
+    kv_cache_dtype: str = _option(
+        "auto", "KV cache: auto (16 bits; int8 beside a file's own types), bf16, fp8 or int8."
+    )
     tensor_parallel_size: int = _option(1, "Ranks that share each matrix.")
     pipeline_parallel_size: int = _option(1, "Stages that share the layers.")
     data_parallel_size: int = _option(1, "Replicas that share the requests.")

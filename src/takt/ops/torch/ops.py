@@ -145,9 +145,9 @@ class TorchOps:
                 first = max(0, int(positions[0]) - attention.window + 1)
             table = self._indices(step["block_tables"][attention.kv_group, s])
             pools = self._pools()
-            k, v = pools.gather(layer, table, first, int(step["seq_lens"][s]))
+            kv = pools.gather(layer, table, first, int(step["seq_lens"][s]))
             out[first_row:last_row] = attend(
-                heads[first_row:last_row], k, v, positions, first, attention, pools.spec.dtype
+                heads[first_row:last_row], kv, positions, first, attention, pools.spec.dtype
             )
         return out.flatten(1)
 
