@@ -41,7 +41,7 @@ NUM_BURSTS = 5
 LONG, SHORT = (200, 360), (4, 16)
 POOL_TOKENS = 2560
 """Of each replica: some eight long answers beside the prefix."""
-KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2
+KV_BYTES_PER_TOKEN = 30 * 2 * 3 * (64 + 2)
 
 
 @dataclass

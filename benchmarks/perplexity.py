@@ -1,4 +1,4 @@
-"""Perplexity of a model as served by default and with each narrower KV cache, against fp32.
+"""Perplexity of a model as served by default and with other KV caches, against fp32.
 
     python benchmarks/perplexity.py [MODEL ...] [--tokens 8192] [--context 1024] [--quick]
 
@@ -6,7 +6,7 @@ The text is cut into windows of `--context` tokens; every token but a window's f
 the tokens before it in the window. fp32 is arithmetic and KV cache in fp32 on the same weights.
 What is scored is a prompt; where those take bf16 activations, "generated" is the same text computed
 as generated tokens are. Exits with 1 if the perplexity of either is more than 1 % above that of
-fp32; the other caches' loss is shown beside the bytes they spare.
+fp32; the other caches' loss is shown beside their bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEXT = Path(__file__).parent.parent / "tests" / "data" / "opticks.txt"
 MAX_LOSS = 0.01
 FP32 = {"dtype": "float32", "kv_cache_dtype": "float32"}
 DEFAULTS = {"prompts": {}, "generated": {"prefill_activation_dtype": "int8"}}
-KV_DTYPES = ("fp8", "int8")
+KV_DTYPES = ("bfloat16", "fp8")
 
 
 @dataclass(frozen=True, slots=True)

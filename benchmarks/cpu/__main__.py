@@ -22,9 +22,9 @@ from benchmarks.cpu.bars import (
     between_runs,
     busy_neighbour,
     cold_start,
-    fp8_kv,
     gemm,
     idle_server,
+    kv_types,
     long_context,
     model_quality,
     one_stream,
@@ -50,7 +50,7 @@ BARS: dict[str, Bar] = {
     "quality": Bar("perplexity of the default", model_quality.measure),
     "idle": Bar("idle server", idle_server.measure),
     "cold-start": Bar("cold takt generate", cold_start.measure),
-    "fp8-kv": Bar("FP8 KV cache", fp8_kv.measure),
+    "kv-types": Bar("types of KV cache", kv_types.measure),
     "profile": Bar("takt profile", profile.measure),
 }
 

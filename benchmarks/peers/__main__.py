@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from benchmarks.cpu.__main__ import ROOT, commit
 from benchmarks.cpu.native_programs import num_cpus, read_loop
-from benchmarks.cpu.step_bytes import BYTES_AT_464
+from benchmarks.cpu.step_bytes import LOOP_BYTES
 from benchmarks.peers import candidates, environments
 from benchmarks.peers.candidates import Candidate
 from benchmarks.peers.engine import Engine, EngineError, Timeline
@@ -152,7 +152,7 @@ def _compare(
     num_rounds = options.rounds or (1 if options.quick else 5)
     try:
         _start_all(best, running, console)
-        with read_loop(BYTES_AT_464, num_cpus()) as loop:
+        with read_loop(LOOP_BYTES, num_cpus()) as loop:
             for number in range(num_rounds):
                 for part in PARTS:
                     # Each round begins with another engine: none always comes behind the same.
@@ -231,7 +231,7 @@ def _print(
     for name in scores:
         console.print(f"{name}: {_settings_of(best[name])}", markup=False)
     p50, p99 = np.percentile(loop_ms, [50, 99])
-    console.print(f"read loop of {BYTES_AT_464 / 1e6:.0f} MB: P50 {p50:.3g} ms, P99 {p99:.3g} ms")
+    console.print(f"read loop of {LOOP_BYTES / 1e6:.0f} MB: P50 {p50:.3g} ms, P99 {p99:.3g} ms")
 
 
 def _settings_of(by_part: dict[str, Candidate]) -> str:

@@ -11,10 +11,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/attention_blocks.h"
 #include "kernels/attention_kernels.h"
 #include "kernels/attention_rows.h"
 #include "kernels/kv_tiles.h"
-#include "kernels/tile_registers.h"
 
 namespace takt::amx {
 namespace {
@@ -25,7 +25,6 @@ using Tiles = KVTiles<BF16Tile>;
 // the unit falls asleep some 600 cycles after a product and takes as many to wake, which it does
 // twice for each batch. Products that nobody reads, put between softmax's rows to keep it awake,
 // cost 60 cycles each and lost.
-constexpr int kMaxBlocks = 3;
 constexpr int kMaxBatch = kMaxBlocks * kTileRows;
 // Fewer rows than this would leave most of a register empty.
 constexpr int kMinRows = 9;
@@ -35,12 +34,6 @@ constexpr int kPiece = 32;  // the head's elements that a register's row holds
 // four sets of the first-level cache.
 constexpr int kRowFloats = int(kSplit) + 16;
 constexpr size_t kScoreStride = kRowFloats * sizeof(float);
-
-// Registers while scores are made, and while V is weighed: few, since at times (it seems while the
-// core's other thread uses the unit too) hardly any are left to rename them. A product with its
-// loads then took 30 cycles with four registers in use and 70 with all eight; else 16 with either.
-constexpr Tile kSum0 = Tile(0), kSum1 = Tile(1), kSum2 = Tile(2);
-constexpr Tile kRows = Tile(3), kColumns = Tile(4);
 
 // The tiles of the split that rows of a call see.
 struct SeenTiles {
@@ -66,48 +59,13 @@ uint16_t* weights_of(Batch* batch, int row) {
 }
 
 template <int kBlocks>
-TAKT_INLINE void clear_sums() {
-  clear_tile<kSum0>();
-  if constexpr (kBlocks > 1) clear_tile<kSum1>();
-  if constexpr (kBlocks > 2) clear_tile<kSum2>();
-}
-
-// Adds to each block's sums the products of its rows, `block_bytes` from those of the block before,
-// with the columns at `columns`.
-template <int kBlocks>
-TAKT_INLINE void add_products(const void* rows, size_t row_bytes, size_t block_bytes,
-                              const void* columns, size_t column_bytes) {
-  const auto* from = static_cast<const std::byte*>(rows);
-  load_tile<kColumns>(columns, column_bytes);
-  load_tile<kRows>(from, row_bytes);
-  add_bf16_tile_products<kSum0, kRows, kColumns>();
-  if constexpr (kBlocks > 1) {
-    load_tile<kRows>(from + block_bytes, row_bytes);
-    add_bf16_tile_products<kSum1, kRows, kColumns>();
-  }
-  if constexpr (kBlocks > 2) {
-    load_tile<kRows>(from + 2 * block_bytes, row_bytes);
-    add_bf16_tile_products<kSum2, kRows, kColumns>();
-  }
-}
-
-// Rows of 16 floats, `row_floats` from one to the next.
-template <int kBlocks>
-TAKT_INLINE void store_sums(float* to, int64_t row_floats) {
-  const size_t stride = size_t(row_floats) * sizeof(float);
-  store_tile<kSum0>(to, stride);
-  if constexpr (kBlocks > 1) store_tile<kSum1>(to + kTileRows * row_floats, stride);
-  if constexpr (kBlocks > 2) store_tile<kSum2>(to + 2 * kTileRows * row_floats, stride);
-}
-
-template <int kBlocks>
 void score_all(const SeenTiles& seen, int64_t head_dim, Batch* batch) {
   const size_t block_bytes = size_t(kTileRows * head_dim) * sizeof(uint16_t);
   for (int t = batch->first; t < batch->last; ++t) {
     clear_sums<kBlocks>();
     for (int64_t at = 0; at < kTileRows * head_dim; at += kTileRows * kPiece) {
-      add_products<kBlocks>(batch->q + at, kTileRowBytes, block_bytes, seen.key[t] + at,
-                            kTileRowBytes);
+      add_products<kBlocks, Bf16Products>(batch->q + at, kTileRowBytes, block_bytes,
+                                          seen.key[t] + at, kTileRowBytes);
     }
     store_sums<kBlocks>(batch->score + t * kTile, kRowFloats);
   }
@@ -118,21 +76,12 @@ void weigh_all(const SeenTiles& seen, int64_t head_dim, Batch* batch) {
   for (int64_t d = 0; d < head_dim; d += kTile) {
     clear_sums<kBlocks>();
     for (int t = batch->first; t < batch->last; ++t) {
-      add_products<kBlocks>(weights_of(batch, 0) + t * kTile, kScoreStride,
-                            kTileRows * kScoreStride, seen.value[t] + 2 * d,
-                            size_t(2 * head_dim) * sizeof(uint16_t));
+      add_products<kBlocks, Bf16Products>(weights_of(batch, 0) + t * kTile, kScoreStride,
+                                          kTileRows * kScoreStride, seen.value[t] + 2 * d,
+                                          size_t(2 * head_dim) * sizeof(uint16_t));
     }
     store_sums<kBlocks>(batch->sums + d, head_dim);
   }
-}
-
-// Registers of rows of so many bytes, and of so many columns' rows.
-void configure(int row_bytes, int column_rows) {
-  TileConfig config;
-  for (const Tile tile : {kSum0, kSum1, kSum2}) config.set(tile, kTileRows, kTileRowBytes);
-  config.set(kRows, kTileRows, row_bytes);
-  config.set(kColumns, column_rows, kTileRowBytes);
-  config.load();
 }
 
 // Turns each row's scores into weights, those of all tiles that the batch sees. All rows' greatest
@@ -204,10 +153,10 @@ void attend(const AttentionArgs& a, const SeenTiles& seen, Batch* batch) {
   const int64_t head_dim = a.kv.head_dim;
   batch->first = batch->seen.begin / int(kTile);
   batch->last = (batch->seen.end + int(kTile) - 1) / int(kTile);
-  configure(kTileRowBytes, kTileRows);
+  configure_blocks(kTileRowBytes, kTileRows);
   score_all<kBlocks>(seen, head_dim, batch);
   softmax_all(a, batch);
-  configure(kTileRowBytes / 2, kTileRows / 2);
+  configure_blocks(kTileRowBytes / 2, kTileRows / 2);
   weigh_all<kBlocks>(seen, head_dim, batch);
   for (int r = 0; r < batch->count; ++r) {
     if (is_empty(batch->visible[r])) continue;

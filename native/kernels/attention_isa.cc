@@ -3,14 +3,14 @@
 // A row is one query head of one token. It depends on nothing but its position and the cache:
 //   score(p)   sum over the head's elements of (q scale) * k, in pieces of 32 elements: the fused
 //              chain of a piece's even elements plus that of its odd ones, added to the sum before
+//              it
 //   max        of the visible scores
 //   sum        of e^(score - max), 0 below 2^-56 (exp.h): position p goes to lane p % 16 in order,
 //              then the lanes
 //   weighted V sum over the visible positions in pieces of 16, at absolute multiples of 16: the
 //              chain of a piece's even positions plus that of its odd ones
 // With a cache of bf16, (q scale) and the weights are bf16 as well. All of its products are exact
-// then, and AMX's unit gives the same bits (attention_amx.cc). A cache of int8 has whole numbers for
-// both (int8_attention_isa.cc).
+// then, and AMX's unit gives the same bits (attention_amx.cc). Of int8 see int8_attention_isa.cc.
 //
 // Few rows widen K and V in registers. Many widen each tile once, into memory that stays near, and
 // go over it group by group: the same operations on the same numbers.
@@ -279,8 +279,8 @@ void split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m, const 
       return split_of<F32Tile>(a, kv_head, split, m, positions, q, out, next);
     case KVType::kFP8E4M3:
       return split_of<E4M3Tile>(a, kv_head, split, m, positions, q, out, next);
-    case KVType::kInt8:
-      return;  // int8_attention_isa.cc
+    case KVType::kInt8:  // int8_attention_isa.cc
+      __builtin_trap();
   }
 }
 

@@ -1,4 +1,5 @@
-// What each build of attention_isa.cc and int8_attention_isa.cc offers; attention.h has the contracts.
+// What each build of attention_isa.cc and of int8_attention_isa.cc offers; attention.h has the
+// contracts.
 #pragma once
 #include <cstdint>
 

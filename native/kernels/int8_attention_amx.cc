@@ -1,36 +1,32 @@
-// Attention of many rows over one split of a cache of int8 on AMX's matrix unit. What is computed is
-// stated in int8_attention_isa.cc.
+// Attention of many rows over one split of a cache of int8 on AMX's matrix unit. What is computed
+// is stated in int8_attention_isa.cc.
 //
-// The unit multiplies signed bytes with unsigned ones, 64 to a register's row: digits of a query with
-// 64 elements of the head for 16 positions, then digits of the weights with 64 positions for 16
-// elements of the head. K is read in place; of V, whose blocks lie apart, the rows that a register
+// The unit multiplies signed bytes with unsigned ones, 64 to a register's row: digits of a query
+// with 64 elements of the head for 16 positions, then digits of the weights with 64 positions for
+// 16 elements of the head. K is read in place; of V, whose blocks lie apart, the rows that a register
 // takes are put together first. A position that a row does not see has weight 0.
 #include <cstdint>
 #include <cstring>
 
+#include "kernels/attention_blocks.h"
 #include "kernels/attention_kernels.h"
 #include "kernels/int8_rows.h"
-#include "kernels/tile_registers.h"
 
 namespace takt::amx {
 namespace {
 
 // The first digits of so many rows fill half of a register, their second ones the other half.
 constexpr int kBlockRows = kTileRows / 2;
-// Blocks of a batch share each load of K and V, and wake the unit, which falls asleep, together.
-constexpr int kMaxBlocks = 3;
 constexpr int kMaxBatch = kMaxBlocks * kBlockRows;
 // Fewer rows than this are sooner done without.
 constexpr int kMinRows = 9;
 constexpr int kSplitTiles = int(kSplit / kTile);
 constexpr int kTilesAtOnce = kTileRowBytes / int(kTile);  // whose positions fill a register's row
+constexpr int kColumnRows = int(kTile) / 4;               // of a register's, that a tile of V fills
 // From one row of sums, or of weights, to the next: were it a power of two, 16 rows' lines would
 // meet in a few sets of the first-level cache.
 constexpr int kSumStride = int(kSplit) + 16;
 constexpr int kWeightStride = int(kSplit) + 64;
-
-constexpr Tile kSum0 = Tile(0), kSum1 = Tile(1), kSum2 = Tile(2);
-constexpr Tile kRows = Tile(3), kColumns = Tile(4);
 
 // The tiles of the split that rows of a call see.
 struct SeenTiles {
@@ -42,14 +38,14 @@ struct SeenTiles {
 struct Row {
   float* out;
   Range visible;
-  Quantised query;
-  Quantised weights;
+  RowFactor query;
+  RowFactor weights;
 };
 
 struct Batch {
   int count = 0;
   Range seen = {int(kSplit), 0};  // by any row
-  int first;                      // tiles that some row sees, those that are weighed at once together
+  int first;                      // tiles that some row sees
   int last;
   Row row[kMaxBatch];
   alignas(64) uint8_t q[2 * kMaxBatch * kMaxHeadDim];  // [block, head_dim / piece, 16, piece]
@@ -65,49 +61,6 @@ float* scores_of(Batch* batch, int row) {
   return reinterpret_cast<float*>(batch->sums + digit_row(row) * kSumStride);
 }
 
-template <int kBlocks>
-TAKT_INLINE void clear_sums() {
-  clear_tile<kSum0>();
-  if constexpr (kBlocks > 1) clear_tile<kSum1>();
-  if constexpr (kBlocks > 2) clear_tile<kSum2>();
-}
-
-// Adds to each block's sums the products of its digits, `block_bytes` from those of the block
-// before, with the columns.
-template <int kBlocks>
-TAKT_INLINE void add_products(const uint8_t* digits, size_t row_bytes, size_t block_bytes,
-                              const uint8_t* columns) {
-  load_tile<kColumns>(columns, kTileRowBytes);
-  load_tile<kRows>(digits, row_bytes);
-  add_tile_products<kSum0, kRows, kColumns>();
-  if constexpr (kBlocks > 1) {
-    load_tile<kRows>(digits + block_bytes, row_bytes);
-    add_tile_products<kSum1, kRows, kColumns>();
-  }
-  if constexpr (kBlocks > 2) {
-    load_tile<kRows>(digits + 2 * block_bytes, row_bytes);
-    add_tile_products<kSum2, kRows, kColumns>();
-  }
-}
-
-// Rows of 16 sums, `stride` sums from one to the next.
-template <int kBlocks>
-TAKT_INLINE void store_sums(int32_t* to, int64_t stride) {
-  const size_t bytes = size_t(stride) * sizeof(int32_t);
-  store_tile<kSum0>(to, bytes);
-  if constexpr (kBlocks > 1) store_tile<kSum1>(to + kTileRows * stride, bytes);
-  if constexpr (kBlocks > 2) store_tile<kSum2>(to + 2 * kTileRows * stride, bytes);
-}
-
-// For rows of so many bytes, and four of a column's elements to each of its rows.
-void configure(int64_t row_bytes) {
-  TileConfig config;
-  for (const Tile tile : {kSum0, kSum1, kSum2}) config.set(tile, kTileRows, kTileRowBytes);
-  config.set(kRows, kTileRows, int(row_bytes));
-  config.set(kColumns, int(row_bytes / 4), kTileRowBytes);
-  config.load();
-}
-
 // The head's elements that a register's row holds.
 int64_t piece_of(int64_t head_dim) {
   return head_dim % kTileRowBytes == 0 ? kTileRowBytes : kTileRowBytes / 2;
@@ -116,12 +69,13 @@ int64_t piece_of(int64_t head_dim) {
 template <int kBlocks>
 void score_all(const SeenTiles& seen, int64_t head_dim, Batch* batch) {
   const int64_t piece = piece_of(head_dim);
-  configure(piece);
+  configure_blocks(int(piece), int(piece / 4));
   for (int t = batch->first; t < batch->last; ++t) {
     clear_sums<kBlocks>();
     for (int64_t d = 0; d < head_dim; d += piece) {
-      add_products<kBlocks>(batch->q + d * kTileRows, size_t(piece), size_t(kTileRows * head_dim),
-                            seen.key[t] + d * kTile);
+      add_products<kBlocks, ByteProducts>(batch->q + d * kTileRows, size_t(piece),
+                                          size_t(kTileRows * head_dim), seen.key[t] + d * kTile,
+                                          kTileRowBytes);
     }
     store_sums<kBlocks>(batch->sums + t * kTile, kSumStride);
   }
@@ -129,12 +83,13 @@ void score_all(const SeenTiles& seen, int64_t head_dim, Batch* batch) {
 
 template <int kBlocks>
 void weigh_all(const SeenTiles& seen, int64_t head_dim, Batch* batch) {
-  configure(kTileRowBytes);
+  configure_blocks(kTileRowBytes, kTileRows);
   for (int64_t d = 0; d < head_dim; d += kTile) {
     clear_sums<kBlocks>();
     for (int t = batch->first / kTilesAtOnce * kTilesAtOnce; t < batch->last; t += kTilesAtOnce) {
-      add_products<kBlocks>(batch->weight + t * kTile, kWeightStride, kTileRows * kWeightStride,
-                            seen.value + t * kTile * head_dim + d * kTileRowBytes);
+      const uint8_t* columns = seen.value + t * kTile * head_dim + d * kTileRowBytes;
+      add_products<kBlocks, ByteProducts>(batch->weight + t * kTile, kWeightStride,
+                                          kTileRows * kWeightStride, columns, kTileRowBytes);
     }
     store_sums<kBlocks>(batch->sums + d, head_dim);
   }
@@ -150,14 +105,15 @@ void softmax_all(const AttentionArgs& a, const SplitScales& scales, Batch* batch
     float* score = scores_of(batch, r);
     const int32_t* first = batch->sums + digit_row(r) * kSumStride;
     const int32_t* second = first + kBlockRows * kSumStride;
-    const Quantised query = row.query;
-    row.out[0] = finish_scores(a, row.visible, score, [&](int p) __attribute__((always_inline)) {
+    const RowFactor query = row.query;
+    const auto score_at = [&](int p) __attribute__((always_inline)) {
       const Vec16 sum = floats_from_sums(_mm512_loadu_si512(first + p),
                                          _mm512_loadu_si512(second + p), query.less);
       return sum * load(scales.key + p) * set1(query.factor);
-    });
+    };
+    row.out[0] = greatest_of_scores(a, row.visible, score, score_at);
   }
-  const Range positions = weighed(batch->first, batch->last);
+  const Range positions = weighed_positions(batch->first, batch->last);
   LargestScale largest;
   for (int r = 0; r < batch->count; ++r) {
     Row& row = batch->row[r];
@@ -197,8 +153,8 @@ void find_tiles(const KVTiles<Int8Tile>& tiles, int64_t start, int64_t head_dim,
     found->key[t] = tiles.key(start + t * kTile, nullptr);
     const uint8_t* from = tiles.value(start + t * kTile, nullptr);
     uint8_t* to = found->value + t / kTilesAtOnce * kTilesAtOnce * kTile * head_dim +
-                  t % kTilesAtOnce * kTilesAtOnce * kTileRowBytes;
-    for (int four = 0; four < int(kTile) / 4; ++four, to += kTileRowBytes) {
+                  t % kTilesAtOnce * kColumnRows * kTileRowBytes;
+    for (int four = 0; four < kColumnRows; ++four, to += kTileRowBytes) {
       for (int64_t d = 0; d < head_dim; d += kTile, from += kTileRowBytes) {
         _mm512_store_si512(to + d * kTileRowBytes, _mm512_loadu_si512(from));
       }
@@ -254,9 +210,8 @@ bool int8_split_of_many(const AttentionArgs& a, int64_t kv_head, int64_t split, 
       ++token;
     }
     if (is_empty(batch.seen)) batch.seen = {seen.begin, seen.begin + 1};  // nothing of it counts
-    const auto attend_blocks = batch.count <= kBlockRows       ? &attend<1>
-                               : batch.count <= 2 * kBlockRows ? &attend<2>
-                                                               : &attend<3>;
+    static_assert(kMinRows > kBlockRows);  // so that no batch of even sizes is one block
+    const auto attend_blocks = batch.count <= 2 * kBlockRows ? &attend<2> : &attend<3>;
     attend_blocks(a, seen_tiles, &batch);
   }
   release_tiles();

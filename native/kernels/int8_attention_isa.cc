@@ -1,7 +1,7 @@
 // Paged attention over one split of a cache of int8.
 //
 // A row is one query head of one token. Its query, and its weights of V times V's scales, are whole
-// numbers of 15 bits times a factor of the row's own: of the largest element of the query, and of the
+// numbers of 15 bits times a factor of the row's own: of the query's largest element, and of the
 // largest scale that the row sees. Products with the cache's bytes are exact then, and so are their
 // sums, whatever their order:
 //   score(p)   (sum over the head's elements of q * k) * K's scale at p * the row's factor
@@ -39,13 +39,12 @@ constexpr int kLoad = 64;
 struct Row {
   float* out;  // partial result
   Range visible;
-  Quantised query;
-  Quantised weights;
+  RowFactor query;
+  RowFactor weights;
 };
 
 struct Group {
   int count = 0;
-  Range seen = {int(kSplit), 0};  // by any row
   Row row[kMaxRows];
   alignas(64) uint8_t factors[2][kMaxRows * kFactorStride];  // of queries, then of weights
   alignas(64) float score[kMaxRows * kSplit];
@@ -83,7 +82,7 @@ void score_tiles(const uint8_t* const* tile, int64_t head_dim, int p, const floa
   for (int t = 0; t < kTiles; ++t) {
     const Vec16 scale = load(key_scale + p + t * kTile);
     for (int r = 0; r < kRows; ++r) {
-      const Quantised& query = group->row[r].query;
+      const RowFactor& query = group->row[r].query;
       const Vec16 score = floats_from(sums[t][r], query.less) * scale * set1(query.factor);
       store(group->score + r * kSplit + p + t * kTile, score);
     }
@@ -157,9 +156,9 @@ void attend(const AttentionArgs& a, const Tiles& tiles, const SplitScales& scale
     row.out[0] = -kInfinity;
     if (is_empty(row.visible)) continue;
     row.out[0] =
-        finish_scores(a, row.visible, score, [score](int p) { return load(score + p); });
+        greatest_of_scores(a, row.visible, score, [score](int p) { return load(score + p); });
   }
-  const Range positions = weighed(tiles.first, tiles.last);
+  const Range positions = weighed_positions(tiles.first, tiles.last);
   LargestScale largest;
   for (int r = 0; r < kRows; ++r) {
     Row& row = group->row[r];
@@ -182,8 +181,8 @@ void attend_group(const AttentionArgs& a, const Tiles& tiles, const SplitScales&
 
 // Room for tiles that are not read in place.
 struct Copies {
-  alignas(64) uint8_t key[kSplit * kMaxHeadDim + kLoad];
-  alignas(64) uint8_t value[kSplit * kMaxHeadDim + kLoad];
+  alignas(64) uint8_t key[kSplit * kMaxHeadDim];
+  alignas(64) uint8_t value[kSplit * kMaxHeadDim];
 };
 
 void find_tiles(const KVTiles<Int8Tile>& tiles, int64_t start, int64_t head_dim, Range seen,
@@ -197,8 +196,8 @@ void find_tiles(const KVTiles<Int8Tile>& tiles, int64_t start, int64_t head_dim,
 }
 
 // Names what is read after the call's tiles, and asks for the first of them.
-void look_ahead(const AttentionArgs& a, AttentionNext next, int m, const int32_t* positions,
-                int64_t head_dim, Tiles* tiles) {
+void look_ahead(const AttentionArgs& a, const KVTiles<Int8Tile>& kv, AttentionNext next, int m,
+                const int32_t* positions, Tiles* tiles) {
   const uint8_t* nothing = tiles->value[tiles->last - 1];
   for (int t = 0; t < kTilesAhead; ++t) {
     const int first = tiles->first + t;
@@ -206,7 +205,7 @@ void look_ahead(const AttentionArgs& a, AttentionNext next, int m, const int32_t
     tiles->value[tiles->last + t] = nothing;
   }
   for (int t = tiles->first; t < least(tiles->first + kTilesAhead, tiles->last); ++t) {
-    for (int64_t i = 0; i < kTile * head_dim; i += 64) __builtin_prefetch(tiles->key[t] + i);
+    kv.prefetch(tiles->key[t]);
   }
   if (next.kv_head < 0) return;
   const int64_t start = next.split * kSplit;
@@ -238,7 +237,7 @@ void split(const AttentionArgs& a, int64_t kv_head, int64_t split, int m, const 
   Tiles tiles = {};
   SplitScales scales;
   find_tiles(kv, start, head_dim, seen, &copies, &tiles);
-  look_ahead(a, next, m, positions, head_dim, &tiles);
+  look_ahead(a, kv, next, m, positions, &tiles);
   load_scales(kv, start, tiles.first, tiles.last, &scales);
   const int num_groups = (total + kMaxRows - 1) / kMaxRows;
   for (int g = 0; g < num_groups; ++g) {  // of even sizes

@@ -30,12 +30,14 @@ TAKT_VEC_INLINE int32_t total(const FactorSum& sum) {
   return int32_t(sum_lanes({_mm512_maskz_cvtepi32_ps(kAllLanes, sum.lanes)}));
 }
 
-// Writes 64 factors, the nearest whole numbers, ties to even, and adds them to a sum. What is no
-// number becomes any factor.
+// Writes 64 factors, the nearest whole numbers, ties to even, and adds them to a sum; 0 for a NaN.
 TAKT_VEC_INLINE void store_factors(const FourVectors& numbers, uint8_t* first, uint8_t* second,
                                    FactorSum* sum) {
   __m512i whole[4];
-  for (int i = 0; i < 4; ++i) whole[i] = _mm512_maskz_cvtps_epi32(kAllLanes, numbers.x[i].v);
+  for (int i = 0; i < 4; ++i) {
+    const __m512 x = numbers.x[i].v;
+    whole[i] = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(x, x, _CMP_ORD_Q), x);
+  }
   // Packing goes by lanes of 128 bits: words 0 to 3 of each vector, then words 4 to 7, and so on.
   const __m512i low = _mm512_packs_epi32(whole[0], whole[1]);
   const __m512i high = _mm512_packs_epi32(whole[2], whole[3]);
@@ -91,23 +93,23 @@ TAKT_VEC_INLINE Vec16 floats_from(const Sums& sums, int32_t less) {
 using FactorSum = int32_t;
 TAKT_VEC_INLINE int32_t total(FactorSum sum) { return sum; }
 
-// Adding 1.5 * 2^23 leaves no bits behind the point; the smaller of a NaN and the limit is the limit.
+// Adding 1.5 * 2^23 leaves no bits behind the point.
 TAKT_VEC_INLINE void store_factors(const FourVectors& numbers, uint8_t* first, uint8_t* second,
                                    FactorSum* sum) {
   float lane[4 * kLanes];
   for (int i = 0; i < 4; ++i) {
-    const Vec16 whole = (numbers.x[i] + set1(0x1.8p23f)) - set1(0x1.8p23f);
-    store(lane + i * kLanes, max(min(whole, set1(kFactorLimit)), set1(-kFactorLimit)));
+    store(lane + i * kLanes, (numbers.x[i] + set1(0x1.8p23f)) - set1(0x1.8p23f));
   }
+  const auto factor = [](float x) { return int16_t(x == x ? x : 0.0f); };
   for (int i = 0; i < 4 * kLanes; i += 2) {
-    const int16_t even = int16_t(lane[i]), odd = int16_t(lane[i + 1]);
+    const int16_t even = factor(lane[i]), odd = factor(lane[i + 1]);
     std::memcpy(first + i, &even, sizeof(even));
     std::memcpy(second + i, &odd, sizeof(odd));
     *sum += even + odd;
   }
 }
 
-#if defined(__AVX2__)
+#if defined(__AVX2__) && !defined(__AVX512F__)
 
 // The even and the odd bytes of each half's columns, in words.
 struct Columns {
@@ -185,7 +187,8 @@ TAKT_VEC_INLINE void add_products(const Columns& columns, const uint8_t* first,
   std::memcpy(odd, second, sizeof(odd));
   for (int i = 0; i < kLanes; ++i) {
     const uint8_t* four = columns.byte + 4 * i;
-    sums->lane[i] += (four[0] * even[0] + four[2] * even[1]) + (four[1] * odd[0] + four[3] * odd[1]);
+    const int32_t of_even = four[0] * even[0] + four[2] * even[1];
+    sums->lane[i] += of_even + four[1] * odd[0] + four[3] * odd[1];
   }
 }
 

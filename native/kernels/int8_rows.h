@@ -16,32 +16,32 @@ static_assert(kFactorStride >= kMaxHeadDim && kFactorStride >= kSplit);
 inline constexpr int kFactorsAtOnce = 64;
 
 // From which position on to weigh tiles `first` to `last`, and up to which one.
-TAKT_VEC_INLINE Range weighed(int first, int last) {
-  const auto groups = [](int position) { return position / kFactorsAtOnce * kFactorsAtOnce; };
-  return {groups(first * int(kTile)), groups(last * int(kTile) + kFactorsAtOnce - 1)};
+TAKT_VEC_INLINE Range weighed_positions(int first, int last) {
+  const auto group_start = [](int position) { return position / kFactorsAtOnce * kFactorsAtOnce; };
+  return {group_start(first * int(kTile)), group_start(last * int(kTile) + kFactorsAtOnce - 1)};
 }
 
 // What a row's sums of products become: (sum - less) * factor.
-struct Quantised {
+struct RowFactor {
   int32_t less;  // of the zero of the cache's bytes, times the sum of the row's factors
-  float factor;
+  float factor;  // NaN where a result would be NaN, or an infinity, in floats
 };
 
 // A query [n] times `scale`, as factors relative to its largest element. The rows of factors have
 // room for a multiple of 64 of them.
-TAKT_VEC_INLINE Quantised quantise_query(const float* q, int64_t n, float scale, uint8_t* first,
+TAKT_VEC_INLINE RowFactor quantise_query(const float* q, int64_t n, float scale, uint8_t* first,
                                          uint8_t* second) {
   const Vec16 zero = set1(0.0f);
   Vec16 largest = zero;
-  bool is_number = true;
+  bool is_finite = true;
   for_each_vector(n, [&](int64_t d, int lanes) {
     const Vec16 x = load_some(q + d, lanes);
     largest = max(max(x, zero - x), largest);
-    is_number &= equal_mask(x, x) == 0xffff;
+    is_finite &= equal_mask(x, x) == 0xffff;
   });
   const float size = max_lanes(largest);
-  const bool counts = size >= 0x1p-100f && size < kInfinity;
-  const Vec16 inverse = set1(counts ? kFactorLimit / size : 0.0f);
+  is_finite &= size < kInfinity;
+  const Vec16 inverse = set1(is_finite && size >= 0x1p-100f ? kFactorLimit / size : 0.0f);
   FactorSum sum = {};
   for (int64_t d = 0; d < n; d += kFactorsAtOnce) {
     FourVectors numbers;
@@ -53,7 +53,7 @@ TAKT_VEC_INLINE Quantised quantise_query(const float* q, int64_t n, float scale,
     }
     store_factors(numbers, first + d, second + d, &sum);
   }
-  const float factor = is_number ? size * (scale / kFactorLimit) : __builtin_nanf("");
+  const float factor = is_finite ? size * (scale / kFactorLimit) : __builtin_nanf("");
   return {kInt8Zero * total(sum), factor};
 }
 
@@ -63,11 +63,13 @@ struct SplitScales {
   alignas(64) float value[kSplit];
 };
 
-// Those of tiles `first` to `last` of the split that starts at `start`.
+// Those of tiles `first` to `last` of the split that starts at `start`. An infinite scale of K,
+// whose scores might be -infinity and count for nothing, becomes NaN.
 TAKT_VEC_INLINE void load_scales(const KVTiles<Int8Tile>& tiles, int64_t start, int first, int last,
                                  SplitScales* scales) {
   for (int p = first * int(kTile); p < last * int(kTile); p += kTile) {
-    store(scales->key + p, tiles.key_scales(start + p));
+    const Vec16 key = tiles.key_scales(start + p);
+    store(scales->key + p, key + (key - key));
     store(scales->value + p, tiles.value_scales(start + p));
   }
 }
@@ -75,7 +77,7 @@ TAKT_VEC_INLINE void load_scales(const KVTiles<Int8Tile>& tiles, int64_t start, 
 // The greatest of a row's visible scores, which are `score_at(position)`, 16 at a time. Stored are
 // those that are to be weighed, -infinity at positions of their tiles that the row does not see.
 template <class ScoreAt>
-TAKT_VEC_INLINE float finish_scores(const AttentionArgs& a, Range visible, float* score,
+TAKT_VEC_INLINE float greatest_of_scores(const AttentionArgs& a, Range visible, float* score,
                                     ScoreAt score_at) {
   const Vec16 unseen = set1(-kInfinity), cap = set1(a.softcap);
   Vec16 greatest = unseen;
@@ -125,7 +127,7 @@ TAKT_VEC_INLINE void find_largest(const float* value_scale, Range visible, Large
 // Turns a row's scores into weights of V, times V's scales, as factors relative to the largest of
 // those scales; of the 64 positions each from `begin` to `end`, and 0 where the row sees nothing.
 // `sum_of_e` gets the sum of e^(score - greatest).
-TAKT_VEC_INLINE Quantised quantise_weights(const float* value_scale, const LargestScale& largest,
+TAKT_VEC_INLINE RowFactor quantise_weights(const float* value_scale, const LargestScale& largest,
                                            int begin, int end, float greatest, const float* score,
                                            uint8_t* first, uint8_t* second, float* sum_of_e) {
   const Range visible = largest.visible;
@@ -152,8 +154,8 @@ TAKT_VEC_INLINE Quantised quantise_weights(const float* value_scale, const Large
     store_factors(weights, first + group, second + group, &whole);
   }
   *sum_of_e = sum_lanes(sum);
-  // With an infinite V the weights are anything.
-  const float size = largest.size < kInfinity ? largest.size : __builtin_nanf("");
+  const bool is_finite = *sum_of_e == *sum_of_e && largest.size < kInfinity;
+  const float size = is_finite ? largest.size : __builtin_nanf("");
   return {kInt8Zero * total(whole), size * (1.0f / kFactorLimit)};
 }
 

@@ -78,6 +78,23 @@ bool stores_tiles(const KVLayer& kv) {
   return summed_group(kv.type) > 1 && kv.block_size % kTile == 0;
 }
 
+// Tokens whose slots follow each other in one tile.
+void store_in_tile(const KVLayer& kv, int64_t slot, int64_t kv_head, const KVRows& k,
+                   const KVRows& v) {
+  const int64_t block = slot / kv.block_size, position = slot % kv.block_size;
+  const int first = int(position % kTile);
+  const int64_t tile = piece_offset(kv, block, kv_head) +
+                       (position - first) * kv.head_dim * int64_t(element_bytes(kv.type));
+  if (kv.type == KVType::kBF16) {
+    kernels().store_bf16_key(k, first, kv.k + tile);
+    kernels().store_bf16_value(v, first, kv.v + tile);
+  } else {
+    const int64_t scales = scales_offset(kv, block, kv_head) + 2 * position;
+    kernels().store_int8_key(k, first, kv.k + tile, kv.k + scales);
+    kernels().store_int8_value(v, first, kv.v + tile, kv.v + scales);
+  }
+}
+
 }  // namespace
 
 void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, const float* v) {
@@ -117,27 +134,6 @@ void kv_store(const KVLayer& kv, int64_t slot, int64_t kv_head, const float* k, 
     }
   }
 }
-
-namespace {
-
-// Tokens whose slots follow each other in one tile.
-void store_in_tile(const KVLayer& kv, int64_t slot, int64_t kv_head, const KVRows& k,
-                   const KVRows& v) {
-  const int64_t block = slot / kv.block_size, position = slot % kv.block_size;
-  const int first = int(position % kTile);
-  const int64_t tile = piece_offset(kv, block, kv_head) +
-                       (position - first) * kv.head_dim * int64_t(element_bytes(kv.type));
-  if (kv.type == KVType::kBF16) {
-    kernels().store_bf16_key(k, first, kv.k + tile);
-    kernels().store_bf16_value(v, first, kv.v + tile);
-  } else {
-    const int64_t scales = scales_offset(kv, block, kv_head) + 2 * position;
-    kernels().store_int8_key(k, first, kv.k + tile, kv.k + scales);
-    kernels().store_int8_value(v, first, kv.v + tile, kv.v + scales);
-  }
-}
-
-}  // namespace
 
 void kv_store_rows(const KVLayer& kv, const int64_t* slots, int64_t count, int64_t kv_head,
                    const float* k, int64_t k_stride, const float* v, int64_t v_stride) {

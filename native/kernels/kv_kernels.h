@@ -23,8 +23,8 @@ struct KVKernels {
   void (*store_int8_key)(const KVRows& rows, int first, std::byte* tile, std::byte* scales);
   void (*store_int8_value)(const KVRows& rows, int first, std::byte* tile, std::byte* scales);
   // Fills a row's codes [n], plus kInt8Zero, and gives their bf16 scale: the largest element's size
-  // over 127, rounded up, so that no code is beyond 127. Rows below 2^-49 become zeros with scale 0; one that holds an
-  // infinity or NaN reads as infinities.
+  // over 127, rounded up, so that no code is beyond 127. Rows below 2^-49 become zeros with scale
+  // 0; the scale of one that holds an infinity or NaN is infinite, and attention makes NaN of it.
   uint16_t (*encode_int8)(const float* x, int64_t n, uint8_t* codes);
 };
 TAKT_DECLARE_ISA_TABLE(KVKernels, kKVKernels)

@@ -3,8 +3,8 @@
 // Attention reads both K and V in tiles of 16 positions with 16 lanes. Over K the lanes are
 // positions (a score is summed over the head's elements), over V they are elements of the head.
 // Elements that follow each other along the summed dimension share a 32-bit word: two bf16, so that
-// a shift widens one and a mask the other, or four int8, as products of bytes want them. Other types
-// have no such groups. With `lanes` positions to a tile of K (16, or 8 where the block size is no
+// a shift widens one and a mask the other, or four int8, as products of bytes want them. Other
+// types have no such groups. With `lanes` positions to a tile of K (16, or 8 where the block size is no
 // multiple of 16) and groups of g (4, 2 or 1), a piece holds
 //   K  [block_size / lanes][head_dim / g][lanes][g]
 //   V  [block_size / g][head_dim][g]

@@ -60,7 +60,7 @@ struct E4M3Tile : PlainTile<uint8_t, load_e4m3, load_e4m3_half> {
   static constexpr bool kRounds = false;
 };
 
-// Read as bytes (int8_factors.h); each position has a scale in bf16.
+// Read as bytes (int8_factors.h), not widened; each position has a scale in bf16.
 struct Int8Tile {
   using Element = uint8_t;
   static constexpr KVType kType = KVType::kInt8;

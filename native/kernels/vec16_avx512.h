@@ -154,9 +154,9 @@ TAKT_VEC_INLINE void store_nearest_bf16(uint16_t* p, Vec16 x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), codes);
 }
 
-// 16 fp8 e4m3 times 2^-8; `half` reads 8, zeros behind them. Sign-extended and shifted, a code is a half with a bias
-// of 15 instead of 7, but for the sign's copy in the top bit of the exponent. The code of NaN gives
-// 480 * 2^-8.
+// 16 fp8 e4m3 times 2^-8; `half` reads 8, zeros behind them. Sign-extended and shifted, a code is a
+// half with a bias of 15 instead of 7, but for the sign's copy in the top bit of the exponent. The
+// code of NaN gives 480 * 2^-8.
 TAKT_VEC_INLINE Vec16 floats_from_e4m3(__m128i bytes) {
   const __m256i words = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);
   const __m256i halves = _mm256_and_si256(words, _mm256_set1_epi16(short(0xbfff)));

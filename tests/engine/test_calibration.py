@@ -16,6 +16,7 @@ from takt.engine.calibrate import BUDGET_NS, Calibration, calibrate
 from takt.engine.calibration_file import calibration_path, read_calibration, write_calibration
 from takt.engine.dummy_steps import DummySteps
 from takt.engine.executor import InlineExecutor
+from takt.engine.layer_cost_file import layer_cost_path
 from takt.engine.messages import AddRequest
 from takt.engine.sizing import EngineSizes, KVShape, plan_sizes
 from takt.errors import ConfigError
@@ -158,6 +159,15 @@ def test_a_busy_machine_is_measured_again_at_the_next_start(
 def test_without_targets_nothing_is_calibrated_unless_asked() -> None:
     assert build(ManualClock())[1].num_steps == 0
     assert build(ManualClock(), calibrate=True)[1].num_steps > 20
+
+
+def test_what_was_measured_holds_for_its_type_of_kv() -> None:
+    default, int8, bf16 = (
+        engine_config(kv_cache_dtype=name) for name in ("auto", "int8", "bfloat16")
+    )
+    for path in (lambda config: calibration_path(config, 1), layer_cost_path):
+        assert path(default) == path(int8)
+        assert path(default) != path(bf16)
 
 
 def test_a_broken_file_is_measured_anew() -> None:

@@ -77,6 +77,7 @@ def test_a_context_beyond_the_models_is_refused() -> None:
         ({}, KVDtype.INT8),
         ({"quantization": "int4"}, KVDtype.INT8),
         ({"quantization": "none"}, KVDtype.BF16),
+        ({"backend": "torch"}, KVDtype.BF16),
         ({"dtype": "bfloat16"}, KVDtype.BF16),
         ({"dtype": "float32"}, KVDtype.F32),
         ({"kv_cache_dtype": "float32"}, KVDtype.F32),

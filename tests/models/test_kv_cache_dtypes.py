@@ -18,7 +18,7 @@ pytestmark = pytest.mark.oracle
 BLOCK = 8
 # gemma3 has sliding windows; the other shares its head and has none.
 MODELS = ["llama_tied", "gemma3"]
-DTYPES = ["fp8", "int8"]
+DTYPES = ["bfloat16", "fp8", "int8"]
 Bits = list[tuple[list[int], Any, Any]]
 MakeLLM = Callable[..., LLM]
 

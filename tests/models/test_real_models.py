@@ -165,12 +165,12 @@ def test_float32_logprobs_equal_transformers(reference: Reference, backend: str)
 
 
 def test_default_errs_by_its_quantised_activations(reference: Reference) -> None:
-    """As served by default: the file's weights, int8 activations, a bfloat16 cache.
+    """As served by default: the file's weights, int8 activations, an int8 cache.
 
     A choice may change where the reference's lead is within a difference of two errors: sqrt(2) of
     one, and 4 of those are not exceeded once in 10,000 choices.
     """
-    model = drive(reference.path, "native", "auto", KVDtype.BF16)
+    model = drive(reference.path, "native", "auto", KVDtype.INT8)
     errors, leads = [], []
     for i in range(len(PROMPTS)):
         rows = score_generated(model, reference, i)
@@ -194,7 +194,7 @@ def test_default_perplexity_is_within_one_percent_of_fp32(reference: Reference) 
     checkpoint.close()
     tokens = tokenizer.encode(TEXT.read_text(), parse_special=False, add_bos=True)[:1025]
     means = []
-    for dtype, kv_dtype in (("auto", KVDtype.BF16), ("float32", KVDtype.F32)):
+    for dtype, kv_dtype in (("auto", KVDtype.INT8), ("float32", KVDtype.F32)):
         model = drive_model(
             reference.path, "native", dtype=dtype, kv_dtype=kv_dtype, max_seq_tokens=2048,
             max_logprobs=0,

@@ -109,6 +109,13 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
         parse_precision("fp8", "int3")
 
 
+def test_kv_is_int8_beside_a_files_own_types() -> None:
+    model = find_model("qwen3-1.7b")
+    kv = [precision_for(model, name).kv_dtype for name in ("auto", "packed", "fp8")]
+    assert kv == ["bf16", "int8", "bf16"]
+    assert precision_for(model, "packed", "bf16").kv_dtype == "bf16"
+
+
 def test_a_gguf_file_counts_with_the_bytes_it_packs(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     hidden, inner, vocab = 64, 96, 40

@@ -58,6 +58,23 @@ def test_a_plan_that_holds_prints_both_command_lines_and_ends_with_0() -> None:
     assert "--max-num-batched-tokens" in result.output
 
 
+@pytest.mark.parametrize(
+    ("asked", "of_takt", "of_vllm"),
+    [("auto", "bfloat16", None), ("fp8", "fp8", "fp8"), ("int8", "int8", None)],
+)
+def test_command_lines_name_the_kv_that_was_planned(
+    asked: str, of_takt: str, of_vllm: str | None
+) -> None:
+    """Takt's own choice goes by the weights that it makes; vLLM has no KV in int8."""
+    report = json.loads(run(*HOLDS, "--kv-cache-dtype", asked, "--json").output)
+    (best, *_) = report["topologies"]
+    assert f"--kv-cache-dtype {of_takt}" in best["takt_command"]
+    if of_vllm is None:
+        assert "--kv-cache-dtype" not in best["vllm_command"]
+    else:
+        assert f"--kv-cache-dtype {of_vllm}" in best["vllm_command"]
+
+
 @pytest.mark.parametrize("arguments", [HOLDS, BRIEF], ids=["holds", "brief"])
 def test_charts_are_well_formed(tmp_path: Path, arguments: list[str]) -> None:
     svg = tmp_path / "chart.svg"

@@ -23,13 +23,15 @@ def measure(setting: BenchSetting) -> BarResult:
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     if run.returncode not in (0, 1):
         return BarResult.not_measured(f"it ended with {run.returncode}: {run.stderr[-300:]}")
-    # model, KV dtype, perplexity, ratio to fp32, bytes, seconds
+    # model, what (of one word or two), perplexity, ratio to fp32, bytes, seconds
     rows = [line.split() for line in run.stdout.splitlines()[1:-1]]
+    names = [f"{Path(row[0]).name} {' '.join(row[1:-4])}" for row in rows]
     figures = [
-        Figure(Path(row[0]).name, float(row[3]), "x fp32", MAX_RATIO)
-        for row in rows
-        if row[1] == "auto"
+        Figure(name, float(row[-3]), "x fp32", MAX_RATIO)
+        for name, row in zip(names, rows, strict=True)
+        if row[1] in ("prompts", "generated")
     ]
     return BarResult(
-        figures, {f"{Path(row[0]).name} perplexity, KV {row[1]}": float(row[2]) for row in rows}
+        figures,
+        {f"{name}, perplexity": float(row[-4]) for name, row in zip(names, rows, strict=True)},
     )

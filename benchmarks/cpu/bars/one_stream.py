@@ -6,7 +6,7 @@ import numpy as np
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
 from benchmarks.cpu.client import gaps_ms, load
 from benchmarks.cpu.native_programs import num_cpus, read_loop
-from benchmarks.cpu.step_bytes import BYTES_AT_464
+from benchmarks.cpu.step_bytes import LOOP_BYTES
 from benchmarks.cpu.takt_server import takt_server
 from benchmarks.percentile import percentile
 
@@ -19,7 +19,7 @@ def measure(setting: BenchSetting) -> BarResult:
     """Slices of loop and load alternate, so that both see the same machine."""
     loop_ms, results = [], []
     num_slices = setting.scaled(10, 2)
-    with takt_server(setting.model) as server, read_loop(BYTES_AT_464, num_cpus()) as loop:
+    with takt_server(setting.model) as server, read_loop(LOOP_BYTES, num_cpus()) as loop:
         loop.run(PASSES)
         for _ in range(num_slices):
             loop_ms.append(loop.run(PASSES))

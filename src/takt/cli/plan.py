@@ -79,7 +79,7 @@ def plan(
     """Work backwards from P99 targets to a topology, or to the limit that forbids them."""
     from takt.plan.hardware import parse_cluster
     from takt.plan.model_data import find_model
-    from takt.plan.precision import parse_precision, precision_for
+    from takt.plan.precision import precision_for
     from takt.plan.report import plan_report
     from takt.plan.search import PlanRequest
     from takt.plan.tables import print_plan
@@ -88,8 +88,8 @@ def plan(
     from takt.plan.workload import Targets, Workload
 
     _check_chart(chart)
-    others = [parse_precision(name, kv_cache_dtype) for name in also_dtype or []]
     shape = find_model(model)
+    others = [precision_for(shape, name, kv_cache_dtype) for name in also_dtype or []]
     request = PlanRequest(
         model=shape,
         cluster=parse_cluster(hardware, hardware_file),

@@ -72,7 +72,7 @@ class CacheOptions:
     block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32, 64))
     kv_cache_dtype: str = option(
         "auto",
-        "auto (int8 where products are int8; else bfloat16, or float32 with --dtype float32), "
+        "auto (int8; with --dtype or --quantization none bfloat16, with --dtype float32 float32), "
         "bfloat16, float32, fp8 (fp8_e4m3: half of bfloat16's bytes) or int8 (half and a 16-bit "
         "scale per token and head).",
         choices=("auto", "bfloat16", "float32", "fp8", "fp8_e4m3", "int8"),

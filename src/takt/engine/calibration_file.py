@@ -15,11 +15,11 @@ import msgspec
 import takt
 from takt.config import EngineConfig, cache_home
 from takt.engine.calibrate import Calibration
-from takt.engine.precision import with_activations
+from takt.engine.precision import resolve_kv_dtype, with_activations
 from takt.parallel.cpu_name import cpu_name
 from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
 
-_FORMAT = 2
+_FORMAT = 3
 
 _MAX_NS = 1e12
 """No step takes a quarter of an hour: a file that says so was not written here."""
@@ -52,7 +52,7 @@ def calibration_path(config: EngineConfig, num_threads: int) -> Path:
             config.parallel.all_reduce_dtype,
         ],
         "backend": [config.model.backend, config.model.enforce_eager],
-        "kv": [config.cache.kv_cache_dtype, config.cache.block_size],
+        "kv_block_size": config.cache.block_size,
         "steps": [
             config.model.max_model_len,
             config.scheduler.max_num_seqs,
@@ -77,6 +77,7 @@ def model_and_machine(config: EngineConfig) -> dict[str, Any]:
             config.model.dtype,
             config.model.quantization,
             with_activations(config).model.prefill_activation_dtype,
+            resolve_kv_dtype(config).label,
         ],
     }
 

@@ -11,7 +11,7 @@ from takt.config import EngineConfig
 from takt.engine.calibration_file import keep, kept_path, model_and_machine
 from takt.parallel.stages import LayerCosts
 
-_FORMAT = 1
+_FORMAT = 2
 
 _Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e3)]
 

@@ -40,12 +40,12 @@ def with_activations(config: EngineConfig) -> EngineConfig:
     if model.prefill_activation_dtype != "auto":
         return config
     is_here = config.parallel.distributed_executor_backend != "ray"
-    takes_bf16 = is_here and _why_not_bf16(config) is None and has_matrix_unit()
+    takes_bf16 = is_here and _why_not_quantised(config) is None and has_matrix_unit()
     activations = "bfloat16" if takes_bf16 else "int8"
     return replace(config, model=replace(model, prefill_activation_dtype=activations))
 
 
-def _why_not_bf16(config: EngineConfig) -> str | None:
+def _why_not_quantised(config: EngineConfig) -> str | None:
     """The option under which no product takes quantised weights, or no native one; else None."""
     model = config.model
     if model.dtype != "auto":
@@ -65,7 +65,7 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
         )
     kv_dtype = resolve_kv_dtype(config)
     activations = _ACTIVATIONS[with_activations(config).model.prefill_activation_dtype]
-    why_not = _why_not_bf16(config)
+    why_not = _why_not_quantised(config)
     if activations is Activations.BF16 and why_not is not None:
         raise ConfigError(
             "--prefill-activation-dtype bfloat16 is for quantised weights on the native backend: "
@@ -91,8 +91,7 @@ def resolve_kv_dtype(config: EngineConfig) -> KVDtype:
     if asked == "auto":
         if config.model.dtype == "float32":
             return KVDtype.F32
-        is_quantised = config.model.dtype == "auto" and config.model.quantization != "none"
-        return KVDtype.INT8 if is_quantised else KVDtype.BF16
+        return KVDtype.INT8 if _why_not_quantised(config) is None else KVDtype.BF16
     return KVDtype.FP8_E4M3 if asked == "fp8" else KVDtype.of_label(asked)
 
 

@@ -8,6 +8,7 @@ from takt.loading.base import Checkpoint
 from takt.models.architecture import ModelConfig
 from takt.models.tensor_names import TensorNames, tensor_names
 from takt.parallel.stages import LayerCosts
+from takt.types.kv import KVDtype
 from takt.types.precision import Operator, PrecisionInUse
 
 _WEIGHTS_OF_A_STEP = ("q", "k", "v", "output", "gate", "up", "down")
@@ -21,7 +22,6 @@ PRODUCTS_S = 340e9
 """A two-core server CPU with VNNI: bytes that its threads read from memory, and int8
 multiplications with sums. Stages are divided by ratios of costs, so that only the quotient counts:
 at 8.5 products a byte, few rows wait for the memory and many for the multipliers."""
-_KV_ELEMENT_BYTES = 2
 
 
 def modelled_costs(
@@ -31,8 +31,9 @@ def modelled_costs(
 
     A matrix takes the longer of reading its bytes and of `ROWS` products with each of its elements;
     attention reads the keys and values that its window lets it see. `precision` says what matrices
-    are packed as (as stored if None).
+    are packed as (as stored if None), and the type of keys and values (bf16 if None).
     """
+    kv_dtype = KVDtype.BF16 if precision is None else precision.policy.kv_dtype
     names = tensor_names(checkpoint.format, post_norms=config.post_norms)
 
     def matrix(name: str, operator: Operator) -> float:
@@ -49,7 +50,7 @@ def modelled_costs(
 
     return LayerCosts(
         layers=tuple(
-            sum(_layer_matrices(names, i, matrix)) + _attention(config, i)
+            sum(_layer_matrices(names, i, matrix)) + _attention(config, i, kv_dtype)
             for i in range(config.num_layers)
         ),
         # A step reads the rows of its tokens alone.
@@ -66,8 +67,8 @@ def _layer_matrices(
         yield cost(name, names.operator_of(name))
 
 
-def _attention(config: ModelConfig, layer: int) -> float:
+def _attention(config: ModelConfig, layer: int, kv_dtype: KVDtype) -> float:
     window = config.layers[layer].window
     num_seen = CONTEXT if window is None else min(CONTEXT, window)
-    token_bytes = 2 * config.num_kv_heads * config.head_dim * _KV_ELEMENT_BYTES
+    token_bytes = 2 * config.num_kv_heads * kv_dtype.head_bytes(config.head_dim)
     return ROWS * num_seen * token_bytes / READ_BYTES_S

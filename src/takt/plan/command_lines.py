@@ -10,12 +10,17 @@ from takt.plan.workload import Workload
 
 
 def takt_command(model: ModelShape, assessment: Assessment, workload: Workload) -> str:
-    return shlex.join(["takt", "serve", *_arguments(model, assessment, workload)])
+    # A server's own choice of KV goes by the weights that it makes.
+    kv_dtype = assessment.precision.kv_dtype
+    kv = ["--kv-cache-dtype", "bfloat16" if kv_dtype == "bf16" else kv_dtype]
+    return shlex.join(["takt", "serve", *_arguments(model, assessment, workload), *kv])
 
 
 def vllm_command(model: ModelShape, assessment: Assessment, workload: Workload) -> str:
     """As for Takt; vLLM names the quantisation that it makes itself while loading."""
     arguments = _arguments(model, assessment, workload)
+    if assessment.precision.kv_dtype == "fp8":
+        arguments += ["--kv-cache-dtype", "fp8"]
     if assessment.precision.weights == "fp8":
         arguments += ["--quantization", "fp8"]
     return shlex.join(["vllm", "serve", *arguments])
@@ -38,11 +43,6 @@ def _arguments(model: ModelShape, assessment: Assessment, workload: Workload) ->
     ):
         if degree > 1:
             arguments += [flag, str(degree)]
-    precision = assessment.precision
-    if precision.kv_dtype != "bf16":
-        arguments += ["--kv-cache-dtype", precision.kv_dtype]
-    elif precision.weights != "bf16":  # beside which a server's own choice is another
-        arguments += ["--kv-cache-dtype", "bfloat16"]
     arguments += ["--max-model-len", str(workload.longest_tokens)]
     if limits is not None:
         arguments += ["--max-num-seqs", str(limits.max_num_seqs)]
