@@ -27,6 +27,10 @@ MAX_TRIES = 400
 FIRST_KILL_SECONDS, KILL_EVERY_SECONDS = 1.0, 4.0
 RESTART_SECONDS = 0.3
 
+FORGETS_SECONDS = 0.25
+"""How long before Redis is killed an attempt may have begun whose claim it forgets: some 50 ms, and
+more where processes wait for a CPU."""
+
 POLICY = """
 [retry]
 base_ms = 20
@@ -95,16 +99,21 @@ async def run(
         stop.set()
         await killer
         seconds = time.monotonic() - begin
-        executions = await (
-            _takt_executions(upstream, num_requests)
-            if mode in TAKT_MODES
-            else _executions(upstream)
-        )
+        forgotten: Counter[str] = Counter()
+        if mode in TAKT_MODES:
+            executions = await _takt_executions(upstream, num_requests)
+        else:
+            times = await _execution_times(upstream)
+            executions = Counter({key: len(begun) for key, begun in times.items()})
+            if redis is not None and mode == "retry":
+                forgotten = _forgotten(times, redis.kill_times_s)
         unknown = await _unknown(url, num_requests)
         killed = f"gateways {sum(g.num_kills for g in gateways)}"
         killed += f", redis {redis.num_kills}" if redis else ""
         killed += f", engine {upstream.num_child_kills}" if mode == "engine" else ""
-        return _report(f"{store} {mode}", outcome, executions, unknown, seconds, killed, mode)
+        return _report(
+            f"{store} {mode}", outcome, executions, unknown, forgotten, seconds, killed, mode
+        )
 
 
 def _upstream(made: Rig, mode: str) -> tuple[Process, Process]:
@@ -247,12 +256,25 @@ def _is_final(status: int, body: bytes) -> bool:
     return b'"failed_final"' in body
 
 
-async def _executions(upstream: Process) -> Counter[str]:
+async def _execution_times(upstream: Process) -> dict[str, list[float]]:
+    """When each key's executions began, on the monotonic clock."""
     async with (
         aiohttp.ClientSession() as session,
-        session.get(upstream.url + "/executions") as response,
+        session.get(upstream.url + "/execution_times") as response,
     ):
-        return Counter(await response.json())
+        times: dict[str, list[float]] = await response.json()
+        return times
+
+
+def _forgotten(times: dict[str, list[float]], kill_times_s: list[float]) -> Counter[str]:
+    """Of each key: attempts in flight when Redis was killed that it may know nothing of. Those that
+    began before it was back were claimed before it went."""
+    return Counter(
+        key
+        for key, begun in times.items()
+        for begin in begun
+        if any(-FORGETS_SECONDS < begin - kill < RESTART_SECONDS for kill in kill_times_s)
+    )
 
 
 _SUCCESS = re.compile(r'finished_reason="(stop|length)"')
@@ -304,6 +326,7 @@ def _report(
     outcome: Outcome,
     executions: Counter[str],
     unknown: dict[str, tuple[int, int]],
+    forgotten: Counter[str],
     seconds: float,
     killed: str,
     mode: str,
@@ -312,14 +335,17 @@ def _report(
     extras = {key: count - 1 for key, count in executions.items() if count > 1}
     by_death = sum(deaths for deaths, _ in unknown.values())
     by_fault = sum(faults for _, faults in unknown.values())
-    unexplained = [k for k, extra in extras.items() if extra > sum(unknown.get(k, (0, 0)))]
+    by_record = {key: sum(unknown.get(key, (0, 0))) for key in extras}
+    unexplained = [k for k, extra in extras.items() if extra > by_record[k] + forgotten[k]]
+    by_kill = sum(min(max(0, extra - by_record[k]), forgotten[k]) for k, extra in extras.items())
     print(
         f"{name:13} {len(outcome.answers)} answers in {seconds:.0f} s {dict(statuses)}, "
         f"client tries {outcome.num_tries}, killed: {killed}\n"
         f"{'':13} lost {len(outcome.lost)}, inconsistent {len(outcome.inconsistent)}, "
         f"executed twice {len(extras)} (extra executions {sum(extras.values())}; unknown outcomes: "
-        f"{by_death} by a gateway's death, {by_fault} by the upstream; unexplained "
-        f"{len(unexplained)})"
+        f"{by_death} by a gateway's death, {by_fault} by the upstream; "
+        f"{by_kill} more, of {forgotten.total()} that a killed Redis may have forgotten; "
+        f"unexplained {len(unexplained)})"
     )
     holds = not outcome.lost and not outcome.inconsistent and not unexplained
     if mode != "retry":

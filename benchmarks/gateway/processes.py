@@ -33,7 +33,8 @@ class Process:
     def __init__(self, command: list[str], log: Path, ready_url: str | None, port: int) -> None:
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
-        self.num_kills = 0
+        self.kill_times_s: list[float] = []
+        """On the monotonic clock."""
         self.num_child_kills = 0
         self._command = command
         self._log = log
@@ -63,6 +64,10 @@ class Process:
             time.sleep(0.02)
         raise RuntimeError(f"{self._command[:4]} did not start:\n{self._log.read_text()[-2000:]}")
 
+    @property
+    def num_kills(self) -> int:
+        return len(self.kill_times_s)
+
     def cpu_s(self) -> float:
         """Processor time of the process so far."""
         assert self._process is not None
@@ -71,10 +76,10 @@ class Process:
 
     def kill(self) -> None:
         if self._process is not None:
+            self.kill_times_s.append(time.monotonic())
             self._process.kill()
             self._process.wait()
             self._process = None
-            self.num_kills += 1
 
     def kill_child(self, module: str) -> None:
         """SIGKILL to the child that runs a module; the process is left to deal with it."""

@@ -2,9 +2,10 @@
 
     python -m benchmarks.gateway.upstream --port N [--faults] [--deduplicate] [--delay-ms N]
 
-`GET /executions` gives the number of executions of each key; `GET /health` is 200. Each execution
-gives another text, so that two executions of a key cannot look like one. A request for a stream
-with `events` and `gap_ms` gets that many events, each with the time it was sent.
+`GET /executions` gives the number of executions of each key, `GET /execution_times` when each of
+them began (seconds of the monotonic clock); `GET /health` is 200. Each execution gives another
+text, so that two executions of a key cannot look like one. A request for a stream with `events` and
+`gap_ms` gets that many events, each with the time it was sent.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import json
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
 
 import uvloop
@@ -45,11 +46,15 @@ class Upstream:
         self._faults = faults
         self._deduplicates = deduplicates
         self._delay_seconds = delay_ms / 1000
-        self._executions: Counter[str] = Counter()
+        self._begin_times: defaultdict[str, list[float]] = defaultdict(list)
+        """Of each key's executions."""
         self._results: dict[str, asyncio.Future[Result]] = {}
 
     async def executions(self, request: web.Request) -> web.Response:
-        return web.json_response(self._executions)
+        return web.json_response({key: len(times) for key, times in self._begin_times.items()})
+
+    async def execution_times(self, request: web.Request) -> web.Response:
+        return web.json_response(self._begin_times)
 
     async def health(self, request: web.Request) -> web.Response:
         return web.Response()
@@ -92,8 +97,9 @@ class Upstream:
         return await asyncio.shield(self._results[key])
 
     async def _execute(self, key: str, body: dict[str, object]) -> Result:
+        begin = time.monotonic()
         await asyncio.sleep(self._delay_seconds)
-        self._executions[key] += 1
+        self._begin_times[key].append(begin)
         text = f"{key} {self._rng.getrandbits(64):x}"
         if not body.get("stream"):
             return Result("application/json", [json.dumps({"text": text}).encode()])
@@ -150,6 +156,7 @@ def main() -> None:
     )
     app = web.Application()
     app.router.add_get("/executions", upstream.executions)
+    app.router.add_get("/execution_times", upstream.execution_times)
     app.router.add_get("/health", upstream.health)
     app.router.add_post("/{path:.*}", upstream.handle)
     web.run_app(

@@ -46,7 +46,10 @@ class Store(Protocol):
     async def ping(self) -> None: ...
 
     async def claim(self, identity: Identity, terms: Terms) -> Claim:
-        """absent or failed_retryable or an expired lease -> processing, with a new token."""
+        """absent or failed_retryable or an expired lease -> processing, with a new token.
+
+        Durable when it returns, unless an attempt of unknown outcome would be made again anyway.
+        """
         ...
 
     async def heartbeat(self, held: Sequence[Held], lease_ms: int) -> list[bool]:

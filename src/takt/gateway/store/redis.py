@@ -1,4 +1,9 @@
-"""The shared store: Redis or Valkey, for gateways on several hosts. Leases run on its clock."""
+"""The shared store: Redis or Valkey, for gateways on several hosts. Leases run on its clock.
+
+With `appendfsync always` Redis replies once its file is on the disk. A claim that need not wait for
+that (`claim.lua`) is in its memory alone, "volatile", until its holder's next script or for some
+50 ms.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +36,7 @@ from takt.gateway.states import (
 )
 from takt.gateway.store.base import Held, Snapshot, StoreUnavailableError
 from takt.gateway.store.history import decode_head, decode_history, encode_attempt, encode_head
+from takt.gateway.store.redis_confirm import ClaimConfirmer
 from takt.gateway.store.redis_pipe import Argument, ScriptPipe
 from takt.gateway.store.redis_scripts import DEAD, fields_of, keys_of, load_scripts
 
@@ -63,6 +69,9 @@ class RedisStore:
             ) from None
         self._name = _without_password(url)
         self._scripts = load_scripts()
+        self._confirmer = ClaimConfirmer(
+            lambda held: self._script("confirm", held.digest, held.token)
+        )
 
     async def open(self) -> None:
         client: Redis = Redis.from_url(
@@ -99,11 +108,12 @@ class RedisStore:
         if fsync != "always":
             logger.warning(
                 "the store's appendfsync is %s: a crash of its host may forget the last moments; "
-                "only appendfsync always keeps every acknowledged state",
+                "only appendfsync always keeps every answer that was given",
                 fsync,
             )
 
     async def close(self) -> None:
+        await self._confirmer.close()
         await self._pipe.close()
 
     async def ping(self) -> None:
@@ -131,7 +141,9 @@ class RedisStore:
         )
         kind = answer[0]
         if kind == b"claimed":
-            token, num_attempts, taken_over, was_in_flight, upstream = answer[1:]
+            token, num_attempts, taken_over, was_in_flight, upstream, is_volatile = answer[1:]
+            if is_volatile:
+                self._confirmer.add(Held(identity.digest, token))
             return Claimed(
                 token, num_attempts, bool(taken_over), bool(was_in_flight), upstream.decode()
             )
@@ -142,49 +154,35 @@ class RedisStore:
         return Mismatch()
 
     async def heartbeat(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
-        answers = await asyncio.gather(
-            *(self._script("heartbeat", one.digest, one.token, lease_ms) for one in held)
+        return list(
+            await asyncio.gather(*(self._as_holder("heartbeat", one, lease_ms) for one in held))
         )
-        return [bool(answer) for answer in answers]
 
     async def begin_attempt(self, held: Held, upstream: str, deduplicates: bool) -> bool:
-        return bool(
-            await self._script(
-                "begin_attempt", held.digest, held.token, upstream, int(deduplicates)
-            )
-        )
+        return await self._as_holder("begin_attempt", held, upstream, int(deduplicates))
 
     async def end_attempt(self, held: Held, attempt: Attempt) -> bool:
-        return bool(
-            await self._script("end_attempt", held.digest, held.token, encode_attempt(attempt))
-        )
+        return await self._as_holder("end_attempt", held, encode_attempt(attempt))
 
     async def append(
         self, held: Held, head: Head, first_chunk: int, chunks: Sequence[bytes]
     ) -> bool:
-        return bool(
-            await self._script(
-                "append", held.digest, held.token, encode_head(head), first_chunk, *chunks
-            )
-        )
+        return await self._as_holder("append", held, encode_head(head), first_chunk, *chunks)
 
     async def finish(self, held: Held, finish: Finish) -> bool:
-        return bool(
-            await self._script(
-                "finish",
-                held.digest,
-                held.token,
-                finish.state.value,
-                finish.ttl_ms,
-                encode_head(finish.head),
-                finish.cause,
-                encode_attempt(finish.attempt) if finish.attempt else b"",
-                int(finish.request is not None),
-                finish.request or b"",
-                held.digest,
-                finish.first_chunk,
-                *finish.chunks,
-            )
+        return await self._as_holder(
+            "finish",
+            held,
+            finish.state.value,
+            finish.ttl_ms,
+            encode_head(finish.head),
+            finish.cause,
+            encode_attempt(finish.attempt) if finish.attempt else b"",
+            int(finish.request is not None),
+            finish.request or b"",
+            held.digest,
+            finish.first_chunk,
+            *finish.chunks,
         )
 
     async def read(self, digest: str, first_chunk: int | None = None) -> Snapshot | None:
@@ -241,6 +239,12 @@ class RedisStore:
     async def _dead_digests(self) -> list[str]:
         found = await self._command("ZRANGE", DEAD, 0, -1)
         return [digest.decode() for digest in found]
+
+    async def _as_holder(self, name: str, held: Held, *arguments: Argument) -> bool:
+        """The script's answer. It leaves the claim durable, or found it lost."""
+        is_held = bool(await self._script(name, held.digest, held.token, *arguments))
+        self._confirmer.discard(held)
+        return is_held
 
     async def _script(self, name: str, digest: str, *arguments: Argument) -> Any:
         script, keys, given = self._scripts[name], keys_of(digest), (self._now_ms(), *arguments)

@@ -15,6 +15,7 @@ DEAD = PREFIX + "dead"
 
 _NAMES = (
     "claim",
+    "confirm",
     "heartbeat",
     "begin_attempt",
     "end_attempt",

@@ -1,34 +1,47 @@
 -- ARGV: now, digest, claim_id, owner, lease_ms, ttl_ms, failed_ttl_ms, upstream, deduplicates,
 --       on_unknown, allow_takeover, fingerprint, key, tenant, service, operation
--- Returns: what happened, then its particulars.
+-- Returns: what happened, then its particulars; of a claim whether it is volatile is the last.
 local digest, claim_id, owner = ARGV[2], ARGV[3], ARGV[4]
 local lease_ms, ttl_ms, failed_ttl_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local upstream, deduplicates = ARGV[8], ARGV[9]
 
 if is_absent() then
+    -- An attempt of unknown outcome would be made again, and so may one that was forgotten: nobody
+    -- need wait for the disk. But for two cases: where Redis has something of the record's, even what
+    -- it is about to delete, the file has it too; and tokens that are more than a millisecond ahead
+    -- of a clock that was set back could be given again after a restart.
+    local is_volatile = upstream ~= '' and deduplicates == '0' and ARGV[10] == 'retry'
+        and redis.call('EXISTS', record, chunks, request, history) == 0
+        and not redis.call('ZSCORE', dead, digest)
+        and last_token() < now_us + 1000
+        and pcall(redis.set_repl, redis.REPL_NONE)
     redis.call('DEL', record, chunks, request, history)
     local token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates,
         'digest', digest, 'fingerprint', ARGV[12], 'key', ARGV[13], 'tenant', ARGV[14],
         'service', ARGV[15], 'operation', ARGV[16], 'num_unknown', 0, 'created_ms', now)
-    return {'claimed', token, num_attempts, 0, 0, ''}
+    if is_volatile then redis.call('HSET', record, 'is_volatile', 1) end
+    return {'claimed', token, num_attempts, 0, 0, '', is_volatile and 1 or 0}
 end
 
-local state, token, is_in_flight, former, holder, lease_until, number, sent_safely, content = get(
-    'state', 'token', 'in_flight', 'upstream', 'claim_id', 'lease_until_ms', 'num_attempts',
-    'deduplicates', 'fingerprint')
+local state, token, is_in_flight, former, holder, lease_until, number, sent_safely, content,
+    is_volatile = get('state', 'token', 'in_flight', 'upstream', 'claim_id', 'lease_until_ms',
+    'num_attempts', 'deduplicates', 'fingerprint', 'is_volatile')
 if content ~= ARGV[12] then return {'mismatch'} end
 if state == 'succeeded' or state == 'failed_final' or state == 'dead' then
     return {'settled', state, 0}
 end
 if state == 'failed_retryable' then
     local new_token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
-    return {'claimed', new_token, num_attempts, 0, 0, ''}
+    return {'claimed', new_token, num_attempts, 0, 0, '', 0}
 end
-if holder == claim_id then return {'claimed', tonumber(token), tonumber(number), 0, 0, ''} end
+if holder == claim_id then
+    return {'claimed', tonumber(token), tonumber(number), 0, 0, '', is_volatile and 1 or 0}
+end
 if tonumber(lease_until) > now or ARGV[11] == '0' then return {'running', tonumber(token)} end
+make_durable()
 if is_in_flight == '1' and sent_safely == '0' and ARGV[10] == 'fail' then
     redis.call('DEL', chunks, request)
-    keep_for(failed_ttl_ms, 'state', 'failed_final', 'token', redis.call('INCR', fence),
+    keep_for(failed_ttl_ms, 'state', 'failed_final', 'token', next_token(),
         'claim_id', '', 'in_flight', 0, 'num_chunks', 0, 'head', '', 'cause', 'outcome_unknown',
         'updated_ms', now)
     redis.call('HINCRBY', record, 'num_unknown', 1)
@@ -36,4 +49,4 @@ if is_in_flight == '1' and sent_safely == '0' and ARGV[10] == 'fail' then
 end
 redis.call('HINCRBY', record, 'num_unknown', tonumber(is_in_flight))
 local new_token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
-return {'claimed', new_token, num_attempts, 1, tonumber(is_in_flight), former}
+return {'claimed', new_token, num_attempts, 1, tonumber(is_in_flight), former, 0}

@@ -2,9 +2,11 @@
 local record, chunks, request, history = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local fence, dead = KEYS[5], KEYS[6]
 local now = tonumber(ARGV[1])
+local now_us = now * 1000
 if now == 0 then
     local time = redis.call('TIME')
-    now = time[1] * 1000 + math.floor(time[2] / 1000)
+    now_us = time[1] * 1000000 + time[2]
+    now = math.floor(now_us / 1000)
 end
 
 local function get(...)
@@ -19,9 +21,33 @@ local function is_absent()
     return is_over(redis.call('HGET', record, 'expires_ms'))
 end
 
+-- What a volatile claim made is in memory alone (claim.lua): the file and the replicas have no key
+-- of the record's. Its next writer gives them all of it first.
+local function make_durable()
+    if redis.call('HDEL', record, 'is_volatile') == 0 then return end
+    redis.call('HSET', record, unpack(redis.call('HGETALL', record)))
+    redis.call('PEXPIRE', record, math.max(redis.call('PTTL', record), 1))
+end
+
+-- Whoever holds a record is about to write to it: it is durable from here on.
 local function holds(token)
-    local state, current, expires = get('state', 'token', 'expires_ms')
-    return state == 'processing' and current == token and not is_over(expires)
+    local state, current, expires, is_volatile = get('state', 'token', 'expires_ms', 'is_volatile')
+    if state ~= 'processing' or current ~= token or is_over(expires) then return false end
+    if is_volatile then make_durable() end
+    return true
+end
+
+local function last_token()
+    return tonumber(redis.call('GET', fence) or 0)
+end
+
+-- As text: Lua's own conversion keeps 14 digits of a number. Tokens follow the clock, in us, since
+-- the file does not see those of volatile claims: after a restart the next one is greater than all
+-- before, as long as the clock was not set back by more than Redis was away.
+local function next_token()
+    local token = string.format('%.0f', math.max(last_token() + 1, now_us))
+    redis.call('SET', fence, token)
+    return token
 end
 
 -- Sets fields of the record too: names and values in turn.
@@ -46,7 +72,7 @@ local function add_attempt(attempt)
 end
 
 local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates, ...)
-    local token = redis.call('INCR', fence)
+    local token = next_token()
     local is_sent = upstream == '' and 0 or 1
     redis.call('DEL', chunks, request)
     redis.call('ZREM', dead, digest)
@@ -54,5 +80,5 @@ local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, dedupli
         'owner', owner, 'lease_until_ms', now + lease_ms, 'in_flight', is_sent, 'upstream', upstream,
         'deduplicates', deduplicates, 'num_chunks', 0, 'cause', '', 'head', '',
         'updated_ms', now, ...)
-    return token, redis.call('HINCRBY', record, 'num_attempts', is_sent)
+    return tonumber(token), redis.call('HINCRBY', record, 'num_attempts', is_sent)
 end
