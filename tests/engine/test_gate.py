@@ -184,6 +184,33 @@ def test_an_earlier_promise_is_not_broken_for_a_shorter_request() -> None:
     assert "earlier_promises" in refused
 
 
+def backlog(served: Served) -> None:
+    """As many requests as are let in, one after the other."""
+    with pytest.raises(OverloadedError):
+        for i in range(50):
+            served.ask(f"r{i}", 400)
+
+
+def test_a_costly_prompt_with_a_late_deadline_does_not_push_others_out() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
+    served.ask("alone", 4000, 1, slo_ttft_ns=6_000 * MS)  # nobody waits: it is let in
+    served.run()
+    backlog(served)
+    with pytest.raises(OverloadedError, match=r"costly_prompt.*so costly a prompt is given") as got:
+        served.ask("costly", 4000, 1, slo_ttft_ns=4_000 * MS)
+    assert got.value.details is not None
+    attainable = got.value.details["attainable"]["ttft_ms"]  # type: ignore[index]
+    assert attainable > 4_000
+    assert got.value.details["predicted"]["ttft_ms"] < 4_000  # type: ignore[index]
+    served.ask("patient", 4000, 1, slo_ttft_ns=int(attainable * MS))
+
+
+def test_a_cheap_prompt_may_wait_as_long_as_it_likes() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
+    backlog(served)
+    served.ask("patient", 400, slo_ttft_ns=4_000 * MS)
+
+
 def test_one_that_will_be_late_anyhow_holds_nobody_off() -> None:
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
     served.ask("running", 50, 2_000)

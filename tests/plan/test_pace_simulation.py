@@ -23,11 +23,14 @@ SLO_12 = SLO.from_ms(12, 3000)
 LONG_SLO = SLO.from_ms(None, 12_000)
 
 
-def mix(rate: float, seconds: float = 40.0, seed: int = 1) -> list[Arrival]:
+def mix(
+    rate: float, seconds: float = 40.0, seed: int = 1, long_every_s: float = 5.0
+) -> list[Arrival]:
     rng = np.random.default_rng(seed)
     times = np.cumsum(rng.exponential(1e9 / rate, int(3 * rate * seconds)))
     arrivals = [Arrival(int(t), 400, 128) for t in times if t < seconds * 1e9]
-    arrivals += [Arrival(int(t * 1e9), 3000, 8, LONG_SLO) for t in np.arange(2.5, seconds, 5.0)]
+    long_times_s = np.arange(2.5, seconds, long_every_s)
+    arrivals += [Arrival(int(t * 1e9), 3000, 8, LONG_SLO) for t in long_times_s]
     return sorted(arrivals, key=lambda a: a.time_ns)
 
 
@@ -79,7 +82,7 @@ def test_equal_seeds_give_equal_times() -> None:
 
 
 def test_refusing_keeps_the_promises_to_those_let_in() -> None:
-    result = serve(mix(3.0), admission="refuse")
+    result = serve(mix(3.5), admission="refuse")
     assert result.num_refused > 20
     assert result.num_met >= 0.95 * result.num_requests
     assert result.itl_quantile_s(0.99) <= 0.012
@@ -104,6 +107,14 @@ PRICED = StepTimeModel(
     )
 )
 """Prompts in bf16: any of their tokens costs a step 9 ms, and each next one as much as above."""
+
+TURNS = StepTimeModel(
+    (
+        StepCoefficients(5.2e6, 7.5e5, 0, 900, 0),
+        StepCoefficients(4.5e6, 9e5, 4e5, 900, 170, prompt_ns=1e7),
+    )
+)
+"""The same where memory is slower: prompts and decodes take turns."""
 
 SLO_16 = SLO.from_ms(16, 3000)
 """Below what a decode and a token of a prompt take, twice what decodes do."""
@@ -134,19 +145,28 @@ def test_promises_are_kept_where_prompts_and_decodes_take_turns() -> None:
 
 def test_whoever_was_promised_a_time_waits_for_no_larger_batch() -> None:
     """29 of 347 first tokens were late."""
-    model = StepTimeModel(
-        (
-            StepCoefficients(5.2e6, 7.5e5, 0, 900, 0),
-            StepCoefficients(4.5e6, 9e5, 4e5, 900, 170, prompt_ns=1e7),
-        )
-    )
-    noisy = NoisyDuration(model, noise=0.1, seed=2)
+    noisy = NoisyDuration(TURNS, noise=0.1, seed=2)
     slo = SLO.from_ms(19, 3000)
     arrivals = mix(1.5, seconds=90.0)
-    result = serve(arrivals, slo=slo, admission="refuse", duration=noisy, step_time=model)
+    result = serve(arrivals, slo=slo, admission="refuse", duration=noisy, step_time=TURNS)
     targets_s = [3.0 if arrivals[i].num_prompt_tokens == 400 else 12.0 for i in result.served]
     assert result.num_refused > 0
     assert (result.ttft_s > targets_s).mean() <= 0.01
+
+
+def test_under_overload_late_deadlines_let_no_costly_prompt_push_others_out() -> None:
+    """All prompts of 3,000 tokens and 23 in a hundred of 400 were let in; goodput fell to 0.78."""
+    slo = SLO.from_ms(19, 3000)
+    num_met = []
+    for share in (1.0, 1.5):
+        arrivals = mix(1.4 * share, seconds=90.0, long_every_s=5.0 / share)
+        noisy = NoisyDuration(TURNS, noise=0.1, seed=2)
+        result = serve(arrivals, slo=slo, admission="refuse", duration=noisy, step_time=TURNS)
+        num_met.append(result.num_met)
+    is_long = np.array([arrival.num_prompt_tokens == 3000 for arrival in arrivals])
+    is_served = np.isin(np.arange(len(arrivals)), result.served)
+    assert num_met[1] >= 0.9 * num_met[0]
+    assert 0.5 <= is_served[is_long].mean() / is_served[~is_long].mean() <= 1.5
 
 
 class SlowsDown:

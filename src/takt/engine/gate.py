@@ -6,7 +6,7 @@ from takt.clock import Clock, MonotonicClock
 from takt.config import SchedulerOptions
 from takt.engine.messages import AddRequest
 from takt.errors import OverloadedError
-from takt.scheduler.admission import Admission, Ask, Refusal
+from takt.scheduler.admission import COSTLY, Admission, Ask, Refusal
 from takt.scheduler.load_snapshot import LoadSnapshot
 from takt.scheduler.slo import NS_PER_MS, SLO
 
@@ -75,10 +75,11 @@ class Gate:
 def _overloaded(refusal: Refusal) -> OverloadedError:
     target = refusal.target
     wanted = []
-    if target.ttft_ns is not None:
+    if (allowed_ms := refusal.allowed_ttft_ms) is not None:
+        weighed = ", which is what so costly a prompt is given of its target"
         wanted.append(
-            f"its first token within {target.ttft_ns / NS_PER_MS:g} ms (predicted: "
-            f"{refusal.ttft_ms:.0f} ms)"
+            f"its first token within {allowed_ms:.6g} ms"
+            f"{weighed if refusal.reason == COSTLY else ''} (predicted: {refusal.ttft_ms:.0f} ms)"
         )
     if target.itl_ns is not None:
         wanted.append(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from takt.errors import InvalidRequestError
+from takt.scheduler.allowance import Allowance, MeanCost
 from takt.scheduler.deadline import deadline_order
 from takt.scheduler.forecast import ITL_AT_PEAK, PROMISES, Fluid, Forecast
 from takt.scheduler.gap_risk import HEADROOM
@@ -27,6 +28,9 @@ _MAX_AGE_NS = 5_000_000_000
 tells. Else one that refuses everybody would never learn better."""
 
 UNATTAINABLE = "slo_unattainable"
+
+COSTLY = "costly_prompt"
+"""Its first token would be in time, but others would be kept out for it: see `Allowance`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +54,19 @@ class Refusal:
     itl_ms: float
     target: SLO
     retry_after_seconds: int
+    allowance: Allowance
 
     @property
     def attainable_ttft_ms(self) -> int:
         """A target of TTFT with which the request would have been let in."""
-        return math.ceil(self.ttft_ms) + 1
+        least_ns = self.allowance.least_target_ns(self.ttft_ms * NS_PER_MS)
+        return math.ceil(least_ns / NS_PER_MS) + 1
+
+    @property
+    def allowed_ttft_ms(self) -> float | None:
+        """The latest first token with which it would have been let in; None without a target."""
+        target_ns = self.target.ttft_ns
+        return None if target_ns is None else self.allowance.ttft_ns(target_ns) / NS_PER_MS
 
     @property
     def attainable_itl_ms(self) -> float:
@@ -73,12 +85,14 @@ class Admission:
         self._slo = slo
         self._refuses = refuses
         self.snapshot: LoadSnapshot | None = None
+        self._mean_cost = MeanCost()
         self._num_sent = 0
         self._under_way: dict[str, tuple[int, Job]] = {}
 
     def restart(self) -> None:
         """A new engine starts: nothing is known of it and nothing was sent to it."""
         self.snapshot = None
+        self._mean_cost = MeanCost()
         self._num_sent = 0
         self._under_way.clear()
 
@@ -108,8 +122,16 @@ class Admission:
         check_attainable(ask, target, snapshot, alone, judges)
         if not judges:
             return None
-        if (disturbed := _disturbed(alone, target)) is not None:
-            return disturbed
+        allowance = self._allowance(alone)
+        if _is_disturbed(alone, target):
+            return Refusal(
+                reason=ITL_AT_PEAK,
+                ttft_ms=alone.ttft_ms,
+                itl_ms=alone.itl_ms,
+                target=target,
+                retry_after_seconds=math.ceil(_MAX_AGE_NS / 1e9),
+                allowance=allowance,
+            )
         own = self._job(ask, target, snapshot, now_ns)
         jobs = self._jobs(snapshot)
         ahead = [job for job in jobs if job.order_ns <= own.order_ns]
@@ -119,14 +141,15 @@ class Admission:
         elapsed = min(now_ns - snapshot.end_ns, _MAX_ELAPSED_NS)
         if snapshot.is_idle:
             elapsed = 0
-        refusal = _judge(found, target, max(found.ttft_ns - elapsed, 0.0))
+        refusal = _judge(found, target, max(found.ttft_ns - elapsed, 0.0), allowance)
         if refusal is None and any(late := fluid.lateness_ns(behind, snapshot.end_ns)):
             # Whom it would make late has been promised a time; one that will be late anyhow holds
             # nobody off: else all would be refused as long as it waits.
             without = _lateness_without(snapshot, ahead, behind)
             late_ns = sum(a for a, b in zip(late, without, strict=False) if b == 0.0)
             if late_ns > 0:
-                refusal = _refusal(PROMISES, found, target, found.ttft_ns - elapsed, late_ns)
+                ttft_ns = found.ttft_ns - elapsed
+                refusal = _refusal(PROMISES, found, target, ttft_ns, late_ns, allowance)
         return refusal
 
     def sent(self, ask: Ask, now_ns: int) -> None:
@@ -138,6 +161,11 @@ class Admission:
 
     def ended(self, request_id: str) -> None:
         self._under_way.pop(request_id, None)
+
+    def _allowance(self, alone: Alone) -> Allowance:
+        alone_ns = alone.ttft_ms * NS_PER_MS
+        self._mean_cost.add(alone_ns)
+        return Allowance(alone_ns, self._mean_cost.weight(alone_ns), self._slo.ttft_ns)
 
     def _job(self, ask: Ask, target: SLO, snapshot: LoadSnapshot, now_ns: int) -> Job:
         return Job(
@@ -225,36 +253,40 @@ def check_attainable(
         )
 
 
-def _disturbed(p99: Alone, target: SLO) -> Refusal | None:
-    """Refuses while even alone a request's gaps would be too long one time in a hundred: the engine
-    has just seen such steps. They are forgotten within seconds."""
-    if target.itl_ns is None or p99.itl_ms * NS_PER_MS <= target.itl_ns:
-        return None
-    return Refusal(
-        reason=ITL_AT_PEAK,
-        ttft_ms=p99.ttft_ms,
-        itl_ms=p99.itl_ms,
-        target=target,
-        retry_after_seconds=math.ceil(_MAX_AGE_NS / 1e9),
-    )
+def _is_disturbed(p99: Alone, target: SLO) -> bool:
+    """Whether even alone a request's gaps would be too long one time in a hundred: the engine has
+    just seen such steps. They are forgotten within seconds."""
+    return target.itl_ns is not None and p99.itl_ms * NS_PER_MS > target.itl_ns
 
 
-def _judge(found: Forecast, target: SLO, ttft_ns: float) -> Refusal | None:
+def _judge(found: Forecast, target: SLO, ttft_ns: float, allowance: Allowance) -> Refusal | None:
     reason, late_ns = found.reason, 0.0
     if target.ttft_ns is not None:
-        late_ns = ttft_ns - CONFIDENCE * target.ttft_ns
+        late_ns = ttft_ns - CONFIDENCE * allowance.ttft_ns(target.ttft_ns)
+        if ttft_ns <= CONFIDENCE * target.ttft_ns:
+            reason = COSTLY
     elif found.waits_for_itl:
         reason, late_ns = ITL_AT_PEAK, ttft_ns
-    return _refusal(reason, found, target, ttft_ns, late_ns) if late_ns > 0 else None
+    if late_ns <= 0:
+        return None
+    return _refusal(reason, found, target, ttft_ns, late_ns, allowance)
 
 
-def _refusal(reason: str, found: Forecast, target: SLO, ttft_ns: float, late_ns: float) -> Refusal:
+def _refusal(
+    reason: str,
+    found: Forecast,
+    target: SLO,
+    ttft_ns: float,
+    late_ns: float,
+    allowance: Allowance,
+) -> Refusal:
     return Refusal(
         reason=reason,
         ttft_ms=max(ttft_ns, 0.0) / CONFIDENCE / NS_PER_MS,
         itl_ms=found.itl_ns / NS_PER_MS,
         target=target,
         retry_after_seconds=max(1, math.ceil(late_ns / 1e9)),
+        allowance=allowance,
     )
 
 
