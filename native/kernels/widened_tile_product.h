@@ -36,11 +36,17 @@ struct WidenScale {
     return {scale, kSpec.has_min() ? min : mul(scale, broadcast(float(-kSpec.zero)))};
   }
 
-  // Of the low `kMask` bits of each lane, moved down by kShift.
+  // Of the low `kMask` bits of each lane, moved down by kShift. A permutation looks at four bits of
+  // a lane alone: it takes the place of a mask and a conversion.
   template <int kShift, int kMask>
   TAKT_INLINE F32x16 widen(__m512i lanes) const {
-    const __m512i q = _mm512_and_si512(_mm512_srli_epi32(lanes, kShift), _mm512_set1_epi32(kMask));
-    return fma(scale, _mm512_cvtepi32_ps(q), base);
+    const __m512i moved = kShift == 0 ? lanes : _mm512_srli_epi32(lanes, kShift);
+    if constexpr (kMask == 15) {
+      const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+      return fma(scale, _mm512_permutexvar_ps(moved, numbers), base);
+    } else {
+      return fma(scale, _mm512_cvtepi32_ps(_mm512_and_si512(moved, _mm512_set1_epi32(kMask))), base);
+    }
   }
 };
 
