@@ -115,6 +115,13 @@ KVType kv_type(const std::string& name) {
                               "; known: bfloat16, float32, fp8_e4m3, int8");
 }
 
+Int8Tokens int8_tokens_of(const std::string& name) {
+  if (name == "all") return Int8Tokens::kAll;
+  if (name == "generated") return Int8Tokens::kGenerated;
+  if (name == "none") return Int8Tokens::kNone;
+  throw std::invalid_argument("unknown int8 tokens " + name + "; known: all, generated, none");
+}
+
 std::byte* address(uintptr_t value) { return reinterpret_cast<std::byte*>(value); }
 
 void bind_builder(nb::module_& m) {
@@ -122,11 +129,11 @@ void bind_builder(nb::module_& m) {
       .def(
           "__init__",
           [](ProgramBuilder* self, const nb::dict& limits, int64_t max_position, int num_threads,
-             std::shared_ptr<KVPool> kv, bool prompts_are_bf16) {
+             std::shared_ptr<KVPool> kv, const std::string& int8_tokens) {
             new (self) ProgramBuilder(step_limits(limits), max_position, num_threads, kv,
-                                      prompts_are_bf16);
+                                      int8_tokens_of(int8_tokens));
           },
-          "limits"_a, "max_position"_a, "num_threads"_a, "kv"_a.none(), "prompts_are_bf16"_a)
+          "limits"_a, "max_position"_a, "num_threads"_a, "kv"_a.none(), "int8_tokens"_a)
       .def(
           "embed",
           [](ProgramBuilder& b, const Weight& table, float scale, int64_t first_token,

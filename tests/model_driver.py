@@ -17,7 +17,7 @@ from takt.models.decoder import Decoder, load_decoder
 from takt.ops.base import Ops
 from takt.ops.create import create_ops
 from takt.types.kv import KVDtype
-from takt.types.precision import PrecisionInUse
+from takt.types.precision import Int8Tokens, PrecisionInUse
 
 BACKENDS = ("torch", "native")
 
@@ -49,11 +49,11 @@ def drive_model(
     dtype: str = "auto",
     kv_dtype: KVDtype = KVDtype.F32,
     num_threads: int | None = None,
-    prompts_are_bf16: bool = False,
+    int8_tokens: Int8Tokens = Int8Tokens.ALL,
     **driver_options: Any,
 ) -> DrivenModel:
     """`driver_options` go to `StepDriver`; `max_logprobs` is the whole vocabulary if not given."""
-    ops = create_ops(backend, num_threads, prompts_are_bf16=prompts_are_bf16)
+    ops = create_ops(backend, num_threads, int8_tokens=int8_tokens)
     checkpoint = open_checkpoint(path)
     try:
         config = read_model_config(checkpoint)

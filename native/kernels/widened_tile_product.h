@@ -45,7 +45,8 @@ struct WidenScale {
       const __m512 numbers = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
       return fma(scale, _mm512_permutexvar_ps(moved, numbers), base);
     } else {
-      return fma(scale, _mm512_cvtepi32_ps(_mm512_and_si512(moved, _mm512_set1_epi32(kMask))), base);
+      const __m512i q = _mm512_and_si512(moved, _mm512_set1_epi32(kMask));
+      return fma(scale, _mm512_cvtepi32_ps(q), base);
     }
   }
 };

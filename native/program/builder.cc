@@ -36,7 +36,7 @@ int32_t logits_block_rows(const StepLimits& limits, int64_t vocab_size) {
 }
 
 ProgramBuilder::ProgramBuilder(const StepLimits& limits, int64_t max_position, int num_threads,
-                               std::shared_ptr<const KVPool> kv, bool prompts_are_bf16)
+                               std::shared_ptr<const KVPool> kv, Int8Tokens int8_tokens)
     : limits_(limits),
       num_threads_(num_threads),
       few_rows_(std::min(kFewRowsAtMost, std::max(limits.max_num_tokens, limits.max_num_rows))),
@@ -53,7 +53,7 @@ ProgramBuilder::ProgramBuilder(const StepLimits& limits, int64_t max_position, i
   plan_->bounds = {0, max_position, kv_.get()};
   plan_->num_threads = num_threads;
   plan_->max_few_rows = int(few_rows_);
-  plan_->prompts_are_bf16 = prompts_are_bf16;
+  plan_->int8_tokens = int8_tokens;
   if (kv_ != nullptr) add(std::make_unique<BlockCopy>(kv_));
 }
 
@@ -330,7 +330,7 @@ void ProgramBuilder::place_values() {
     };
     if (v.needs_f32) v.f32_place = place(size_t(v.width) * sizeof(float));
     if (v.needs_quantised) v.q8_place = place(q8_row_bytes(v.width));
-    if (v.needs_bf16 || (v.needs_quantised && plan_->prompts_are_bf16)) {
+    if (v.needs_bf16 || (v.needs_quantised && plan_->int8_tokens != Int8Tokens::kAll)) {
       v.bf16_place = place(size_t(bf16_row_elements(v.width)) * sizeof(uint16_t));
     }
   }

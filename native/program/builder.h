@@ -32,10 +32,9 @@ struct AttentionOptions {
 // shapes do not agree.
 class ProgramBuilder {
  public:
-  // `kv` may be null for a program without attention. With `prompts_are_bf16` products of quantised
-  // weights take tokens that are not generated as bf16 rows.
+  // `kv` may be null for a program without attention.
   ProgramBuilder(const StepLimits& limits, int64_t max_position, int num_threads,
-                 std::shared_ptr<const KVPool> kv, bool prompts_are_bf16 = false);
+                 std::shared_ptr<const KVPool> kv, Int8Tokens int8_tokens = Int8Tokens::kAll);
   ProgramBuilder(const ProgramBuilder&) = delete;
   ProgramBuilder& operator=(const ProgramBuilder&) = delete;
 

@@ -25,7 +25,7 @@ constexpr int kFetchLines = 4;
 
 StepContext::StepContext(const ProgramPlan& plan)
     : plan_(plan),
-      input_(plan.limits, plan.input_offset, plan.prompts_are_bf16),
+      input_(plan.limits, plan.input_offset, plan.int8_tokens),
       grids_(plan.instructions.size()),
       num_tiles_(plan.instructions.size()),
       transfers_(plan.instructions.size()),

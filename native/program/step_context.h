@@ -23,7 +23,7 @@ struct ProgramPlan {
   StepBounds bounds;
   FieldOffset input_offset;
   int num_threads;
-  bool prompts_are_bf16;  // see StepInput
+  Int8Tokens int8_tokens;
   int max_few_rows;  // steps with at most so many tokens and rows use the layout kFewRows
   std::vector<std::unique_ptr<Instruction>> instructions;
   std::vector<Value> values;

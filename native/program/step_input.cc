@@ -47,9 +47,9 @@ size_t input_bytes(const StepLimits& l, size_t last_field) {
 
 }  // namespace
 
-StepInput::StepInput(const StepLimits& limits, const FieldOffset& offset, bool prompts_are_bf16)
+StepInput::StepInput(const StepLimits& limits, const FieldOffset& offset, Int8Tokens int8_tokens)
     : limits_(limits),
-      prompts_are_bf16_(prompts_are_bf16),
+      int8_tokens_(int8_tokens),
       header_at_(offset("header")),
       token_ids_(offset("token_ids")),
       positions_(offset("positions")),

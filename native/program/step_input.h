@@ -34,10 +34,13 @@ struct StepBounds {
   const KVPool* kv;      // null: no attention
 };
 
+// Tokens that products with quantised weights take as q8 rows; the others are bf16 rows.
+enum class Int8Tokens { kAll, kGenerated, kNone };
+
 class StepInput {
  public:
-  // With `prompts_are_bf16` the header says how many tokens, the first ones, are generated.
-  StepInput(const StepLimits& limits, const FieldOffset& offset, bool prompts_are_bf16);
+  // With kGenerated the header says how many tokens, the first ones, are generated.
+  StepInput(const StepLimits& limits, const FieldOffset& offset, Int8Tokens int8_tokens);
 
   // Copies what the header says is used. Throws std::invalid_argument with a sentence if a count,
   // token, position, slot or block is outside of what the program was made for.
@@ -48,9 +51,11 @@ class StepInput {
   int num_seqs() const { return int(header_[2]); }
   int num_rows() const { return int(header_[3]); }
   int num_block_copies() const { return int(header_[4]); }
-  // Tokens that products with quantised weights take as q8 rows; the others are bf16 rows. Rows of
-  // logits have the same order.
-  int num_q8_tokens() const { return prompts_are_bf16_ ? int(header_[5]) : num_tokens(); }
+  // The first so many tokens, and of logits their rows, are q8 rows.
+  int num_q8_tokens() const {
+    if (int8_tokens_ == Int8Tokens::kAll) return num_tokens();
+    return int8_tokens_ == Int8Tokens::kGenerated ? int(header_[5]) : 0;
+  }
 
   const int32_t* token_ids() const { return at<int32_t>(token_ids_); }
   const int32_t* positions() const { return at<int32_t>(positions_); }
@@ -98,7 +103,7 @@ class StepInput {
   void load_rows(const std::byte* source, int64_t vocab_size);
 
   StepLimits limits_;
-  bool prompts_are_bf16_;
+  Int8Tokens int8_tokens_;
   int64_t header_[8] = {};
   size_t header_at_, token_ids_, positions_, query_start_, seq_lens_, slot_mapping_, block_tables_,
       block_copies_, row_tokens_, row_targets_, row_num_logprobs_, row_temperature_, row_top_k_,

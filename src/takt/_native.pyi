@@ -108,7 +108,7 @@ class ProgramBuilder:
         max_position: int,
         num_threads: int,
         kv: KVPool | None,
-        prompts_are_bf16: bool,
+        int8_tokens: str,
     ) -> None: ...
     def embed(self, table: Weight, scale: float, first_token: int, vocab_size: int) -> int: ...
     def norm(

@@ -18,7 +18,7 @@ from takt.ops.create import num_usable_cpus
 from takt.ops.native.ops import NativeOps
 from takt.types.kv import KVDtype
 from takt.types.precision import (
-    Activations,
+    Int8Tokens,
     Operator,
     Phase,
     PrecisionInUse,
@@ -77,21 +77,32 @@ def test_auto_takes_prompts_in_bf16_where_a_matrix_unit_multiplies_it(
     monkeypatch: pytest.MonkeyPatch, has_unit: bool
 ) -> None:
     monkeypatch.setattr(precision, "has_matrix_unit", lambda: has_unit)
-    assert policy_of().prompts_are_bf16 == has_unit
-    assert policy_of(quantization="int4").prompts_are_bf16 == has_unit
+    assert policy_of().phases_differ == has_unit
+    assert policy_of(quantization="int4").phases_differ == has_unit
     on_ray = replace(EngineConfig(), parallel=ParallelOptions(distributed_executor_backend="ray"))
-    assert not resolve_policy(on_ray).prompts_are_bf16
+    assert resolve_policy(on_ray).int8_tokens is Int8Tokens.ALL
     for options in (
         {"dtype": "float32"},
         {"quantization": "none"},
         {"backend": "torch"},
         {"prefill_activation_dtype": "int8"},
     ):
-        assert policy_of(**options).prompt_activations is Activations.INT8
+        assert policy_of(**options).int8_tokens is Int8Tokens.ALL
     for options in ({"dtype": "float16"}, {"quantization": "none"}, {"backend": "torch"}):
         ((name, value),) = options.items()
         with pytest.raises(ConfigError, match=f"--prefill-activation-dtype .* --{name} {value}"):
             policy_of(prefill_activation_dtype="bfloat16", **options)
+        with pytest.raises(ConfigError, match=f"--decode-activation-dtype .* --{name} {value}"):
+            policy_of(decode_activation_dtype="bfloat16", **options)
+
+
+def test_generated_tokens_are_bf16_only_where_prompts_are() -> None:
+    both = {"prefill_activation_dtype": "bfloat16", "decode_activation_dtype": "bfloat16"}
+    policy = policy_of(**both)
+    assert policy.int8_tokens is Int8Tokens.NONE and not policy.phases_differ
+    assert policy.activations_of(QuantType.Q4_1) == "bf16"
+    with pytest.raises(ConfigError, match=r"--decode-activation-dtype .* needs --prefill"):
+        policy_of(**both | {"prefill_activation_dtype": "int8"})
 
 
 @pytest.mark.parametrize("asked", ["fp8", "fp8_e4m3"])
@@ -119,9 +130,10 @@ def test_float_weights_are_batch_invariant(kind: QuantType) -> None:
     assert together == alone
 
 
+@pytest.mark.parametrize("int8_tokens", [Int8Tokens.GENERATED, Int8Tokens.NONE])
 @pytest.mark.parametrize("kind", [QuantType.Q4_1, QuantType.Q5_0, QuantType.Q8_0])
-def test_prompts_in_bf16_are_batch_invariant(kind: QuantType) -> None:
-    """Bits are not those of int8 prompts, or this would show nothing."""
+def test_tokens_in_bf16_are_batch_invariant(kind: QuantType, int8_tokens: Int8Tokens) -> None:
+    """Bits are not those of int8, or this would show nothing."""
     model = RandomModel([RandomLayer(kinds=(kind,) * 7)] * 2, head=kind)
     prompts = [[(7 * i + 3 * j) % 300 for j in range(9 + 3 * i)] for i in range(14)]
 
@@ -132,11 +144,15 @@ def test_prompts_in_bf16_are_batch_invariant(kind: QuantType) -> None:
             for prompt in prompts
         ]
 
-    ops = NativeOps(2, prompts_are_bf16=True)
+    ops = NativeOps(2, int8_tokens=int8_tokens)
     alone = generate(ops)
     assert generate(ops, chunk_size=7) == alone
     together = model.drive(ops, max_num_seqs=16).generate_together(prompts, 8)
     assert together == [[top[0][0] for top in rows] for rows in alone]
+    text = prompts[0] + together[0]
+    scored = model.drive(ops, max_logprobs=5).score(text, num_logprobs=5)[len(prompts[0]) - 1 :]
+    as_prompt = [row.top for row in scored]
+    assert (as_prompt == alone[0]) == (int8_tokens is Int8Tokens.NONE)
     ops.close()
     ops = NativeOps(2)
     assert generate(ops) != alone

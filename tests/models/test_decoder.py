@@ -16,6 +16,7 @@ from model_driver import (
 )
 from step_driver import Chunk, RowRequest
 from takt.types.kv import KVDtype
+from takt.types.precision import Int8Tokens
 from tiny_models import (
     CONFIGS,
     GGUF_CONFIGS,
@@ -86,7 +87,7 @@ def test_prompts_in_bf16_err_by_their_rounding(tiny: TinyMaker, name: str, kind:
     tokens = random_prompt(60, seed=8)
     exact, got = (
         all_logprobs(
-            drive_model(path, "native", dtype=dtype, prompts_are_bf16=True).driver.score(
+            drive_model(path, "native", dtype=dtype, int8_tokens=Int8Tokens.GENERATED).driver.score(
                 tokens, num_logprobs=VOCAB_SIZE
             )
         )

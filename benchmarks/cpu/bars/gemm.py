@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.cpu.bar import BarResult, BenchSetting, Figure
 from benchmarks.cpu.native_programs import num_cpus, vnni_peak
 
-from takt.ops.create import has_matrix_unit
+from takt.ops.create import usual_int8_tokens
 from takt.ops.native.ops import NativeOps
 from takt.types.quant import QuantTensor, QuantType
 from takt.types.step import StepInput, StepLimits, StepOutput
@@ -36,7 +36,7 @@ def measure(setting: BenchSetting) -> BarResult:
     where they take it if a product follows, as in the model; alone it does not. Programs alternate,
     and the peak comes from as many threads in the same run.
     """
-    ops = NativeOps(prompts_are_bf16=has_matrix_unit())
+    ops = NativeOps(int8_tokens=usual_int8_tokens())
     peaks: list[float] = []
     try:
         products = _products(ops)

@@ -77,6 +77,7 @@ def model_and_machine(config: EngineConfig) -> dict[str, Any]:
             config.model.dtype,
             config.model.quantization,
             with_activations(config).model.prefill_activation_dtype,
+            config.model.decode_activation_dtype,
             resolve_kv_dtype(config).label,
         ],
     }

@@ -132,7 +132,7 @@ def _load_one_rank(
     ops = create_ops(
         config.model.backend,
         config.model.num_threads,
-        prompts_are_bf16=precision.policy.prompts_are_bf16,
+        int8_tokens=precision.policy.int8_tokens,
     )
     decoder = load_decoder(checkpoint, model, ops, precision=precision, on_progress=on_progress)
 
@@ -151,7 +151,7 @@ def _load_one_rank(
         vocab_size=model.vocab_size,
         eos_token_ids=eos_token_ids,
         precision=precision.describe(),
-        phases_differ=precision.policy.prompts_are_bf16,
+        phases_differ=precision.policy.phases_differ,
         weight_bytes=ops.weight_bytes,
         num_threads=ops.num_threads,
         max_steps_in_flight=1,

@@ -77,7 +77,7 @@ def load_hosts(
         vocab_size=model.vocab_size,
         eos_token_ids=eos_token_ids,
         precision=loaded[0].precision,
-        phases_differ=precision.policy.prompts_are_bf16,
+        phases_differ=precision.policy.phases_differ,
         weight_bytes=sum(one.weight_bytes for one in loaded),
         num_threads=sum(ranks.num_threads),
         max_steps_in_flight=depth,

@@ -70,7 +70,7 @@ def load_ranks(
         vocab_size=model_config.vocab_size,
         eos_token_ids=eos_token_ids,
         precision=model.precision.describe(),
-        phases_differ=precision.policy.prompts_are_bf16,
+        phases_differ=precision.policy.phases_differ,
         weight_bytes=sum(one.weight_bytes for one in loaded),
         num_threads=ranks.num_threads * layout.num_ranks,
         max_steps_in_flight=config.parallel.max_pipeline_depth,

@@ -1,4 +1,4 @@
-"""From `--dtype`, `--quantization` and `--prefill-activation-dtype` to a precision policy."""
+"""From `--dtype`, `--quantization` and the types of activations to a precision policy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from takt.errors import ConfigError
 from takt.ops.create import has_matrix_unit
 from takt.types.kv import KVDtype
 from takt.types.precision import (
-    Activations,
+    Int8Tokens,
     Operator,
     OperatorPrecision,
     PrecisionPolicy,
@@ -26,9 +26,6 @@ _DTYPES = {
 AUTO = OperatorPrecision(floats=QuantType.Q8_0)
 """Quantised weights stay as they are. Float weights become int8, in groups of 32 with an f16 scale:
 of what keeps the perplexity within 1 % of fp32 the fewest bytes a step, see docs/precision.md."""
-
-
-_ACTIVATIONS = {"int8": Activations.INT8, "bfloat16": Activations.BF16}
 
 
 def with_activations(config: EngineConfig) -> EngineConfig:
@@ -64,25 +61,42 @@ def resolve_policy(config: EngineConfig) -> PrecisionPolicy:
             "not: leave out one of them"
         )
     kv_dtype = resolve_kv_dtype(config)
-    activations = _ACTIVATIONS[with_activations(config).model.prefill_activation_dtype]
-    why_not = _why_not_quantised(config)
-    if activations is Activations.BF16 and why_not is not None:
-        raise ConfigError(
-            "--prefill-activation-dtype bfloat16 is for quantised weights on the native backend: "
-            f"leave out {why_not}"
-        )
+    int8_tokens = _int8_tokens(config)
     if dtype != "auto":
         kind = _DTYPES[dtype]
         return PrecisionPolicy(dtype, uniform(OperatorPrecision(kind, kind)), kv_dtype)
     if quantization == "int8":
         int8 = OperatorPrecision(QuantType.Q8_0, QuantType.Q8_0)
-        return PrecisionPolicy("int8", uniform(int8), kv_dtype, activations)
+        return PrecisionPolicy("int8", uniform(int8), kv_dtype, int8_tokens)
     if quantization == "int4":
-        return PrecisionPolicy("int4", _int4(), kv_dtype, activations)
+        return PrecisionPolicy("int4", _int4(), kv_dtype, int8_tokens)
     if quantization == "none":
         none = OperatorPrecision(floats=None, quantized=QuantType.BF16)
-        return PrecisionPolicy("none", uniform(none), kv_dtype, activations)
-    return PrecisionPolicy("auto", uniform(AUTO), kv_dtype, activations)
+        return PrecisionPolicy("none", uniform(none), kv_dtype, int8_tokens)
+    return PrecisionPolicy("auto", uniform(AUTO), kv_dtype, int8_tokens)
+
+
+def _int8_tokens(config: EngineConfig) -> Int8Tokens:
+    model = with_activations(config).model
+    is_bf16 = {
+        "prefill": model.prefill_activation_dtype == "bfloat16",
+        "decode": model.decode_activation_dtype == "bfloat16",
+    }
+    why_not = _why_not_quantised(config)
+    for phase, asked in is_bf16.items():
+        if asked and why_not is not None:
+            raise ConfigError(
+                f"--{phase}-activation-dtype bfloat16 is for quantised weights on the native "
+                f"backend: leave out {why_not}"
+            )
+    if is_bf16["decode"] and not is_bf16["prefill"]:
+        raise ConfigError(
+            "--decode-activation-dtype bfloat16 needs --prefill-activation-dtype bfloat16, which "
+            "auto chooses only where a matrix unit multiplies it"
+        )
+    if not is_bf16["prefill"]:
+        return Int8Tokens.ALL
+    return Int8Tokens.NONE if is_bf16["decode"] else Int8Tokens.GENERATED
 
 
 def resolve_kv_dtype(config: EngineConfig) -> KVDtype:

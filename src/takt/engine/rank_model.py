@@ -63,7 +63,7 @@ class RankModel:
                 config.model.backend,
                 num_threads,
                 num_peers=num_peers,
-                prompts_are_bf16=self.precision.policy.prompts_are_bf16,
+                int8_tokens=self.precision.policy.int8_tokens,
             )
             self.decoder: Decoder = load_decoder(
                 checkpoint,

@@ -6,6 +6,7 @@ import os
 
 from takt.errors import ConfigError
 from takt.ops.base import Ops
+from takt.types.precision import Int8Tokens
 
 
 def create_ops(
@@ -13,17 +14,16 @@ def create_ops(
     num_threads: int | None,
     *,
     num_peers: int = 0,
-    prompts_are_bf16: bool = False,
+    int8_tokens: Int8Tokens = Int8Tokens.ALL,
 ) -> Ops:
     """`backend` is `native` or `torch`; `num_threads` None leaves the choice to it.
 
-    `num_peers` other processes share this one's CPUs alike. `prompts_are_bf16` is of `native`,
-    which otherwise takes all tokens as int8 where weights are quantised.
+    `num_peers` other processes share this one's CPUs alike. `int8_tokens` is of `native`.
 
     Raises `ConfigError` if the backend is unknown or not installed, saying what to do.
     """
     if backend == "native":
-        return _create_native(num_threads, num_peers, prompts_are_bf16)
+        return _create_native(num_threads, num_peers, int8_tokens)
     if backend == "torch":
         return _create_torch(num_threads)
     raise ConfigError(f"--backend {backend!r} is not one of: native, torch")
@@ -47,10 +47,15 @@ def has_matrix_unit() -> bool:
     return _native.selected_isa() == "amx"
 
 
-def _create_native(num_threads: int | None, num_peers: int, prompts_are_bf16: bool) -> Ops:
+def usual_int8_tokens() -> Int8Tokens:
+    """What this machine computes fastest with a single stream."""
+    return Int8Tokens.GENERATED if has_matrix_unit() else Int8Tokens.ALL
+
+
+def _create_native(num_threads: int | None, num_peers: int, int8_tokens: Int8Tokens) -> Ops:
     from takt.ops.native.ops import NativeOps
 
-    return NativeOps(num_threads, num_peers, prompts_are_bf16=prompts_are_bf16)
+    return NativeOps(num_threads, num_peers, int8_tokens=int8_tokens)
 
 
 def _create_torch(num_threads: int | None) -> Ops:

@@ -44,6 +44,14 @@ class Activations(enum.Enum):
     F32 = "f32"
 
 
+class Int8Tokens(enum.Enum):
+    """Tokens that products with quantised weights take as int8; the others are bf16."""
+
+    ALL = "all"
+    GENERATED = "generated"
+    NONE = "none"
+
+
 _ACTIVATIONS_OF = {
     QuantType.F32: Activations.F32,
     QuantType.F16: Activations.F32,
@@ -86,26 +94,28 @@ class PrecisionPolicy:
     computes nothing; a table that serves as head too follows the head. Attention and norms compute
     in f32 under every policy; what attention reads is `kv_dtype`.
 
-    `prompt_activations` is what products with quantised weights take for tokens of a prompt, INT8
-    or BF16; generated tokens are int8 in any case. What counts is what a token is, not how it comes
-    to be computed: one that is computed again, after a preemption, has the bits it had.
+    `int8_tokens` says which tokens products with quantised weights take as int8. What counts is
+    what a token is, not how it comes to be computed: one that is computed again, after a
+    preemption, has the bits it had.
     """
 
     name: str
     linear: dict[Operator, OperatorPrecision]
     kv_dtype: KVDtype
-    prompt_activations: Activations = Activations.INT8
+    int8_tokens: Int8Tokens = Int8Tokens.ALL
 
     @property
-    def prompts_are_bf16(self) -> bool:
-        return self.prompt_activations is Activations.BF16
+    def phases_differ(self) -> bool:
+        """Whether generated tokens are computed in another precision than a prompt's."""
+        return self.int8_tokens is Int8Tokens.GENERATED
 
     def activations_of(self, weights: QuantType) -> str:
         """Names what products with weights of this type take."""
         activations = activations_of(weights)
-        if activations is Activations.INT8 and self.prompts_are_bf16:
-            return f"{activations.value} (prompts {self.prompt_activations.value})"
-        return activations.value
+        if activations is not Activations.INT8 or self.int8_tokens is Int8Tokens.ALL:
+            return activations.value
+        bf16 = Activations.BF16.value
+        return f"{activations.value} (prompts {bf16})" if self.phases_differ else bf16
 
     def of(self, operator: Operator, phase: Phase) -> OperatorPrecision | None:
         """Precision of an operator with weights in a phase; None where there are none."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from takt import _native
-from takt.ops.create import has_matrix_unit
+from takt.ops.create import usual_int8_tokens
 from takt.ops.native.ops import NativeOps
 from takt.ops.native.products_rate import BATCH_ROWS, product_rate
 from takt.parallel.cpu_name import cpu_name
@@ -127,7 +127,7 @@ def _barriers(plan: _Plan, on_progress: OnProgress) -> Iterator[BarrierCost]:
 
 def _products(num_threads: int, seconds: float, on_progress: OnProgress) -> Iterator[ProductRate]:
     cases = [(w, m) for w in (QuantType.Q4_1, QuantType.BF16) for m in _PRODUCT_ROWS]
-    ops = NativeOps(num_threads, prompts_are_bf16=has_matrix_unit())
+    ops = NativeOps(num_threads, int8_tokens=usual_int8_tokens())
     try:
         for done, (weights, num_rows) in enumerate(cases):
             on_progress("products", done, len(cases))

@@ -16,6 +16,7 @@ from takt.ops.native.program import Capture, EagerProgram, NativeProgram, Record
 from takt.ops.native.rope_tables import RopeTables
 from takt.parallel.links import RankLinks
 from takt.types.kv import KVCacheSpec
+from takt.types.precision import Int8Tokens
 from takt.types.quant import QuantTensor, QuantType
 from takt.types.step import StepLimits
 
@@ -32,9 +33,8 @@ class NativeOps:
 
     `num_peers` other processes of as many threads share these CPUs: waits sleep rather than spin
     if not all of them can run at once. Activations are numbers of a program's values. One thread at
-    a time may use an instance. With `prompts_are_bf16` products with quantised weights take tokens
-    of a prompt as bf16, and generated ones as int8. Raises `ConfigError` for a number of threads
-    that cannot be.
+    a time may use an instance. Products with quantised weights take `int8_tokens` as int8
+    and others as bf16. Raises `ConfigError` for a number of threads that cannot be.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class NativeOps:
         num_threads: int | None = None,
         num_peers: int = 0,
         *,
-        prompts_are_bf16: bool = False,
+        int8_tokens: Int8Tokens = Int8Tokens.ALL,
     ) -> None:
         num_cpus = _native.num_usable_cpus()
         if num_threads is None:
@@ -63,7 +63,7 @@ class NativeOps:
                 num_cpus,
             )
         self.num_threads = num_threads
-        self._prompts_are_bf16 = prompts_are_bf16
+        self._int8_tokens = int8_tokens
         self.weight_bytes = 0
         self._kv: _native.KVPool | None = None
         self._ropes = RopeTables()
@@ -147,7 +147,7 @@ class NativeOps:
             max_position,
             self.num_threads,
             self._kv,
-            self._prompts_are_bf16,
+            self._int8_tokens.value,
         )
         capture = Capture(builder)
         self._recording(capture, forward)
