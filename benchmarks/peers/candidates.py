@@ -32,17 +32,21 @@ class Candidate:
 
 
 def takt(model: str) -> list[Candidate]:
-    """Its defaults: nothing is swept."""
+    """Its defaults, and what it offers for many streams."""
 
-    def start() -> Engine:
-        stack = contextlib.ExitStack()
-        try:
-            server = stack.enter_context(takt_server(model))
-        except RuntimeError as error:
-            raise EngineError(str(error)) from None
-        return HttpEngine(server.url, model, server.process.pid, stack.close)
+    def candidate(arguments: list[str], parts: tuple[str, ...] = PARTS) -> Candidate:
+        def start() -> Engine:
+            stack = contextlib.ExitStack()
+            try:
+                server = stack.enter_context(takt_server(model, arguments))
+            except RuntimeError as error:
+                raise EngineError(str(error)) from None
+            return HttpEngine(server.url, model, server.process.pid, stack.close)
 
-    return [Candidate("defaults, over HTTP", start)]
+        return Candidate(f"{' '.join(arguments) or 'defaults'}, over HTTP", start, parts)
+
+    many = ["--decode-activation-dtype", "bfloat16"]
+    return [candidate([]), candidate(many, ("many_streams",))]
 
 
 def llama_cpp(source: Path, is_quick: bool) -> list[Candidate]:
