@@ -170,6 +170,14 @@ def test_what_was_measured_holds_for_its_type_of_kv() -> None:
         assert path(default) != path(bf16)
 
 
+def test_what_was_measured_holds_for_its_type_of_generated_tokens() -> None:
+    default = engine_config()
+    model = dataclasses.replace(default.model, decode_activation_dtype="bfloat16")
+    bf16 = dataclasses.replace(default, model=model)
+    for path in (lambda config: calibration_path(config, 1), layer_cost_path):
+        assert path(default) != path(bf16)
+
+
 def test_a_broken_file_is_measured_anew() -> None:
     build(ManualClock(), slo_itl_p99_ms=20.0)
     path = calibration_path(engine_config(slo_itl_p99_ms=20.0), 1)

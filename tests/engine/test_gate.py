@@ -205,6 +205,41 @@ def test_a_costly_prompt_with_a_late_deadline_does_not_push_others_out() -> None
     served.ask("patient", 4000, 1, slo_ttft_ns=int(attainable * MS))
 
 
+def test_on_an_idle_server_no_cost_is_too_high() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=300.0)
+    for i in range(64):
+        served.ask(f"r{i}", 400)
+        served.run()
+    served.ask("costly", 8000, 1, slo_ttft_ns=6_000 * MS)
+
+
+def test_prompts_that_are_refused_do_not_make_their_like_ordinary() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
+    backlog(served)
+    for i in range(200):
+        with pytest.raises(OverloadedError, match="costly_prompt"):
+            served.ask(f"again{i}", 4000, 1, slo_ttft_ns=4_000 * MS)
+
+
+def test_a_refusal_names_the_target_that_it_was_asked() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
+    backlog(served)
+    with pytest.raises(OverloadedError, match=r"prefill_backlog.*within 2200 ms \(predicted"):
+        served.ask("costly", 4000, 1, slo_ttft_ns=2_200 * MS)
+
+
+def test_with_the_attainable_target_a_place_behind_others_is_in_time_too() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
+    backlog(served)
+    for i in range(12):
+        served.ask(f"patient{i}", 400, slo_ttft_ns=30_000 * MS)
+    with pytest.raises(OverloadedError, match="costly_prompt") as got:
+        served.ask("costly", 3000, 1, slo_ttft_ns=4_000 * MS)
+    assert got.value.details is not None
+    attainable = got.value.details["attainable"]["ttft_ms"]  # type: ignore[index]
+    served.ask("costly", 3000, 1, slo_ttft_ns=int(attainable * MS))
+
+
 def test_a_cheap_prompt_may_wait_as_long_as_it_likes() -> None:
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
     backlog(served)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 
 import pytest
 from harness import BODY, PATH, Harness
@@ -17,6 +18,8 @@ from scripted_upstream import (
     reset,
     stream,
 )
+
+from takt.gateway.store.base import Held
 
 
 def code_of(body: bytes) -> str:
@@ -347,6 +350,30 @@ def test_paused_gateway_gives_the_answer_of_the_one_that_took_over(
             assert answered.body == taken.body == b'{"n": 1}'
             assert one.metric("takt_gateway_leases_lost_total", service="default") == 1
             del one.parts.store.heartbeat  # type: ignore[method-assign]
+
+    runner.run(scenario())
+
+
+def test_a_lease_that_a_sign_of_life_finds_lost_is_counted_and_led_again(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str
+) -> None:
+    async def scenario() -> None:
+        upstream.script = [hold(answer(text='"late"'))]
+        async with Harness([upstream], sqlite_url, lease_ms=600) as gateway:
+            lost = asyncio.Event()
+
+            async def find_lost(held: Sequence[Held], lease_ms: int) -> list[bool]:
+                del gateway.parts.store.heartbeat  # type: ignore[method-assign]
+                lost.set()
+                return [False for _ in held]
+
+            answered = asyncio.create_task(gateway.post())
+            await upstream.arrived.wait()
+            gateway.parts.store.heartbeat = find_lost  # type: ignore[method-assign]
+            await lost.wait()
+            upstream.release.set()
+            assert (await answered).status == 200
+            assert gateway.metric("takt_gateway_leases_lost_total", service="default") == 1
 
     runner.run(scenario())
 

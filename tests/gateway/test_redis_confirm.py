@@ -20,8 +20,9 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until(is_true: Callable[[], object]) -> None:
-    while not is_true():
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(10):
+        while not is_true():
+            await asyncio.sleep(0.005)
 
 
 def test_each_claim_is_confirmed_once_unless_it_has_ended() -> None:
@@ -46,7 +47,7 @@ def test_each_claim_is_confirmed_once_unless_it_has_ended() -> None:
     asyncio.run(scenario())
 
 
-def test_no_claim_is_confirmed_before_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_claim_is_confirmed_before_its_time() -> None:
     confirmed: dict[Held, float] = {}
 
     async def scenario() -> None:

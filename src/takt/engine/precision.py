@@ -92,7 +92,7 @@ def _int8_tokens(config: EngineConfig) -> Int8Tokens:
     if is_bf16["decode"] and not is_bf16["prefill"]:
         raise ConfigError(
             "--decode-activation-dtype bfloat16 needs --prefill-activation-dtype bfloat16, which "
-            "auto chooses only where a matrix unit multiplies it"
+            "auto chooses only where a matrix unit multiplies it, and never on Ray"
         )
     if not is_bf16["prefill"]:
         return Int8Tokens.ALL

@@ -199,7 +199,7 @@ class Gateway:
         self.parts.keeper.add(writer)
         task = self._run(self._led(leader, first, writer, digest, execution, service))
         if task is not None:
-            writer.on_lost = task.cancel
+            writer.on_lost = lambda: self._lost(task, service)
 
     def _after_takeover(
         self, assignment: Assignment, claim: Claimed, first: Upstream | None
@@ -232,6 +232,10 @@ class Gateway:
             if execution.state is not State.PROCESSING:
                 status = "success" if execution.state is State.SUCCEEDED else "failed"
                 self.parts.metrics.count_request(service, status)
+
+    def _lost(self, task: asyncio.Task[None], service: str) -> None:
+        self.parts.metrics.leases_lost.labels(service).inc()
+        task.cancel()
 
     async def _follow(self, follower: Follower, digest: str, execution: Execution) -> None:
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from takt.errors import InvalidRequestError
-from takt.scheduler.allowance import Allowance, MeanCost
+from takt.scheduler.allowance import CONFIDENCE, Allowance, MeanCost
 from takt.scheduler.deadline import deadline_order
 from takt.scheduler.forecast import ITL_AT_PEAK, PROMISES, Fluid, Forecast
 from takt.scheduler.gap_risk import HEADROOM
@@ -16,9 +16,6 @@ from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
 from takt.scheduler.prefill_budget import with_chunk
 from takt.scheduler.slo import NS_PER_MS, SLO
 from takt.scheduler.step_time import StepFeatures
-
-CONFIDENCE = 0.85
-"""Share of a TTFT target that a predicted time may take: the forecast is of the mean."""
 
 _MAX_ELAPSED_NS = 500_000_000
 """Time since the last step that is taken as progress; an engine may also be held up."""
@@ -49,24 +46,32 @@ class Ask:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     reason: str
-    ttft_ms: float
-    """What its first token would surely be within, as forecasts go."""
+    predicted_ns: float
+    """Its first token."""
     itl_ms: float
     target: SLO
     retry_after_seconds: int
     allowance: Allowance
+    attainable_ns: float = 0.0
+
+    @property
+    def ttft_ms(self) -> float:
+        """What its first token would surely be within, as forecasts go."""
+        return self.predicted_ns / CONFIDENCE / NS_PER_MS
 
     @property
     def attainable_ttft_ms(self) -> int:
         """A target of TTFT with which the request would have been let in."""
-        least_ns = self.allowance.least_target_ns(self.ttft_ms * NS_PER_MS)
-        return math.ceil(least_ns / NS_PER_MS) + 1
+        return math.ceil(self.attainable_ns / NS_PER_MS) + 1
 
     @property
     def allowed_ttft_ms(self) -> float | None:
-        """The latest first token with which it would have been let in; None without a target."""
-        target_ns = self.target.ttft_ns
-        return None if target_ns is None else self.allowance.ttft_ns(target_ns) / NS_PER_MS
+        """What its target counts for at its cost; None without a target."""
+        if self.target.ttft_ns is None:
+            return None
+        if self.reason != COSTLY:
+            return self.target.ttft_ns / NS_PER_MS
+        return self.allowance.latest_ns(self.target.ttft_ns) / CONFIDENCE / NS_PER_MS
 
     @property
     def attainable_itl_ms(self) -> float:
@@ -122,72 +127,99 @@ class Admission:
         check_attainable(ask, target, snapshot, alone, judges)
         if not judges:
             return None
-        allowance = self._allowance(alone)
-        if _is_disturbed(alone, target):
-            return Refusal(
-                reason=ITL_AT_PEAK,
-                ttft_ms=alone.ttft_ms,
-                itl_ms=alone.itl_ms,
-                target=target,
-                retry_after_seconds=math.ceil(_MAX_AGE_NS / 1e9),
-                allowance=allowance,
-            )
-        own = self._job(ask, target, snapshot, now_ns)
-        jobs = self._jobs(snapshot)
-        ahead = [job for job in jobs if job.order_ns <= own.order_ns]
-        behind = jobs[len(ahead) :]
-        fluid = Fluid(snapshot)
-        found = fluid.forecast(ahead, own)
-        elapsed = min(now_ns - snapshot.end_ns, _MAX_ELAPSED_NS)
-        if snapshot.is_idle:
-            elapsed = 0
-        refusal = _judge(found, target, max(found.ttft_ns - elapsed, 0.0), allowance)
-        if refusal is None and any(late := fluid.lateness_ns(behind, snapshot.end_ns)):
-            # Whom it would make late has been promised a time; one that will be late anyhow holds
-            # nobody off: else all would be refused as long as it waits.
-            without = _lateness_without(snapshot, ahead, behind)
-            late_ns = sum(a for a, b in zip(late, without, strict=False) if b == 0.0)
-            if late_ns > 0:
-                ttft_ns = found.ttft_ns - elapsed
-                refusal = _refusal(PROMISES, found, target, ttft_ns, late_ns, allowance)
-        return refusal
+        alone_ns = alone.ttft_ms * NS_PER_MS
+        allowance = Allowance(alone_ns, self._mean_cost.mean_ns, self._slo.ttft_ns)
+        load = _Load(snapshot, self._jobs(snapshot), now_ns)
+        refusal = _disturbed(alone, target, allowance) or load.judge(ask, target, allowance)
+        if refusal is None:
+            return None
+        attainable_ns = load.attainable_ns(ask, target, allowance, refusal.predicted_ns)
+        return replace(refusal, attainable_ns=attainable_ns)
 
     def sent(self, ask: Ask, now_ns: int) -> None:
         """A request goes to the engine; until a snapshot knows of it, it counts here."""
         self._num_sent += 1
         if self.snapshot is not None and self._refuses:
-            job = self._job(ask, ask.slo.within(self._slo), self.snapshot, now_ns)
+            job = _job(ask, ask.slo.within(self._slo), self.snapshot, now_ns)
             self._under_way[ask.request_id] = (self._num_sent, job)
+            most_tokens = self.snapshot.max_num_batched_tokens
+            alone = Alone.of(ask, most_tokens, SnapshotModel(self.snapshot))
+            self._mean_cost.add(alone.ttft_ms * NS_PER_MS)
 
     def ended(self, request_id: str) -> None:
         self._under_way.pop(request_id, None)
-
-    def _allowance(self, alone: Alone) -> Allowance:
-        alone_ns = alone.ttft_ms * NS_PER_MS
-        self._mean_cost.add(alone_ns)
-        return Allowance(alone_ns, self._mean_cost.weight(alone_ns), self._slo.ttft_ns)
-
-    def _job(self, ask: Ask, target: SLO, snapshot: LoadSnapshot, now_ns: int) -> Job:
-        return Job(
-            order_ns=deadline_order(
-                now_ns,
-                target.ttft_ns,
-                ask.priority,
-                ask.num_prompt_tokens,
-                snapshot.prefill_token_ns,
-            ),
-            num_prompt_tokens=ask.num_prompt_tokens,
-            num_computed_tokens=0,
-            num_seqs=ask.num_seqs,
-            max_tokens=max(ask.max_tokens, 1),
-            itl_ns=target.itl_ns,
-            deadline_ns=None if target.ttft_ns is None else now_ns + target.ttft_ns,
-        )
 
     def _jobs(self, snapshot: LoadSnapshot) -> list[Job]:
         """Prompts that the engine has, and those on the way to it, in order."""
         jobs: Iterable[Job] = (*snapshot.jobs, *(job for _, job in self._under_way.values()))
         return sorted(jobs, key=lambda job: job.order_ns)
+
+
+class _Load:
+    """The engine's load as a request finds it."""
+
+    def __init__(self, snapshot: LoadSnapshot, jobs: list[Job], now_ns: int) -> None:
+        """`jobs` are in order."""
+        self._snapshot = snapshot
+        self._jobs = jobs
+        self._now_ns = now_ns
+        elapsed_ns = min(now_ns - snapshot.end_ns, _MAX_ELAPSED_NS)
+        self._elapsed_ns = 0 if snapshot.is_idle else elapsed_ns
+
+    def judge(self, ask: Ask, target: SLO, allowance: Allowance) -> Refusal | None:
+        fluid = Fluid(self._snapshot)
+        ahead, behind, own = self._place(ask, target)
+        found = fluid.forecast(ahead, own)
+        predicted_ns = self._from_now(found)
+        refusal = _judge(found, target, predicted_ns, allowance)
+        if refusal is None and any(late := fluid.lateness_ns(behind, self._snapshot.end_ns)):
+            # Whom it would make late has been promised a time; one that will be late anyhow holds
+            # nobody off: else all would be refused as long as it waits.
+            without = _lateness_without(self._snapshot, ahead, behind)
+            late_ns = sum(a for a, b in zip(late, without, strict=False) if b == 0.0)
+            if late_ns > 0:
+                refusal = _refusal(PROMISES, found, target, predicted_ns, late_ns, allowance)
+        return refusal
+
+    def attainable_ns(
+        self, ask: Ask, target: SLO, allowance: Allowance, predicted_ns: float
+    ) -> float:
+        """A target of TTFT that would be met. Its place is a later one: that is looked at twice."""
+        least_ns = allowance.least_target_ns(predicted_ns)
+        for _ in range(2):
+            ahead, _, own = self._place(ask, SLO(target.itl_ns, math.ceil(least_ns)))
+            later_ns = self._from_now(Fluid(self._snapshot).forecast(ahead, own))
+            if (needed_ns := allowance.least_target_ns(later_ns)) <= least_ns:
+                break
+            least_ns = needed_ns
+        return least_ns
+
+    def _place(self, ask: Ask, target: SLO) -> tuple[list[Job], list[Job], Job]:
+        """Jobs ahead and behind, and the request's own."""
+        own = _job(ask, target, self._snapshot, self._now_ns)
+        num_ahead = sum(job.order_ns <= own.order_ns for job in self._jobs)
+        return self._jobs[:num_ahead], self._jobs[num_ahead:], own
+
+    def _from_now(self, found: Forecast) -> float:
+        return max(found.ttft_ns - self._elapsed_ns, 0.0)
+
+
+def _job(ask: Ask, target: SLO, snapshot: LoadSnapshot, now_ns: int) -> Job:
+    return Job(
+        order_ns=deadline_order(
+            now_ns,
+            target.ttft_ns,
+            ask.priority,
+            ask.num_prompt_tokens,
+            snapshot.prefill_token_ns,
+        ),
+        num_prompt_tokens=ask.num_prompt_tokens,
+        num_computed_tokens=0,
+        num_seqs=ask.num_seqs,
+        max_tokens=max(ask.max_tokens, 1),
+        itl_ns=target.itl_ns,
+        deadline_ns=None if target.ttft_ns is None else now_ns + target.ttft_ns,
+    )
 
 
 class Alone(NamedTuple):
@@ -253,36 +285,47 @@ def check_attainable(
         )
 
 
-def _is_disturbed(p99: Alone, target: SLO) -> bool:
-    """Whether even alone a request's gaps would be too long one time in a hundred: the engine has
-    just seen such steps. They are forgotten within seconds."""
-    return target.itl_ns is not None and p99.itl_ms * NS_PER_MS > target.itl_ns
+def _disturbed(p99: Alone, target: SLO, allowance: Allowance) -> Refusal | None:
+    """Refuses while even alone a request's gaps would be too long one time in a hundred: the engine
+    has just seen such steps. They are forgotten within seconds."""
+    if target.itl_ns is None or p99.itl_ms * NS_PER_MS <= target.itl_ns:
+        return None
+    return Refusal(
+        reason=ITL_AT_PEAK,
+        predicted_ns=CONFIDENCE * allowance.alone_ns,
+        itl_ms=p99.itl_ms,
+        target=target,
+        retry_after_seconds=math.ceil(_MAX_AGE_NS / 1e9),
+        allowance=allowance,
+    )
 
 
-def _judge(found: Forecast, target: SLO, ttft_ns: float, allowance: Allowance) -> Refusal | None:
+def _judge(
+    found: Forecast, target: SLO, predicted_ns: float, allowance: Allowance
+) -> Refusal | None:
     reason, late_ns = found.reason, 0.0
     if target.ttft_ns is not None:
-        late_ns = ttft_ns - CONFIDENCE * allowance.ttft_ns(target.ttft_ns)
-        if ttft_ns <= CONFIDENCE * target.ttft_ns:
+        late_ns = predicted_ns - allowance.latest_ns(target.ttft_ns)
+        if predicted_ns <= CONFIDENCE * target.ttft_ns:
             reason = COSTLY
     elif found.waits_for_itl:
-        reason, late_ns = ITL_AT_PEAK, ttft_ns
+        reason, late_ns = ITL_AT_PEAK, predicted_ns
     if late_ns <= 0:
         return None
-    return _refusal(reason, found, target, ttft_ns, late_ns, allowance)
+    return _refusal(reason, found, target, predicted_ns, late_ns, allowance)
 
 
 def _refusal(
     reason: str,
     found: Forecast,
     target: SLO,
-    ttft_ns: float,
+    predicted_ns: float,
     late_ns: float,
     allowance: Allowance,
 ) -> Refusal:
     return Refusal(
         reason=reason,
-        ttft_ms=max(ttft_ns, 0.0) / CONFIDENCE / NS_PER_MS,
+        predicted_ns=predicted_ns,
         itl_ms=found.itl_ns / NS_PER_MS,
         target=target,
         retry_after_seconds=max(1, math.ceil(late_ns / 1e9)),
