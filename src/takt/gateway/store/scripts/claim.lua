@@ -6,21 +6,27 @@ local lease_ms, ttl_ms, failed_ttl_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), to
 local upstream, deduplicates = ARGV[8], ARGV[9]
 
 if is_absent() then
-    -- An attempt of unknown outcome would be made again, and so may one that was forgotten: nobody
-    -- need wait for the disk. But for two cases: where Redis has something of the record's, even what
-    -- it is about to delete, the file has it too; and tokens that are more than a millisecond ahead
-    -- of a clock that was set back could be given again after a restart.
-    local is_volatile = upstream ~= '' and deduplicates == '0' and ARGV[10] == 'retry'
-        and redis.call('EXISTS', record, chunks, request, history) == 0
+    -- Where Redis has something of the record's, even what it is about to delete, the file has it too.
+    local is_new = redis.call('EXISTS', record, chunks, request, history) == 0
         and not redis.call('ZSCORE', dead, digest)
+    -- An attempt of unknown outcome would be made again, and so may one that was forgotten: nobody
+    -- need wait for the disk. But for tokens that are more than a millisecond ahead of a clock that
+    -- was set back: they could be given again after a restart.
+    local is_volatile = is_new and upstream ~= '' and deduplicates == '0' and ARGV[10] == 'retry'
         and last_token() < now_us + 1000
         and pcall(redis.set_repl, redis.REPL_NONE)
-    redis.call('DEL', record, chunks, request, history)
-    local token, num_attempts = take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates,
-        'digest', digest, 'fingerprint', ARGV[12], 'key', ARGV[13], 'tenant', ARGV[14],
-        'service', ARGV[15], 'operation', ARGV[16], 'num_unknown', 0, 'created_ms', now)
+    if not is_new then
+        redis.call('DEL', record, chunks, request, history)
+        redis.call('ZREM', dead, digest)
+    end
+    local token, is_sent = next_token(), upstream == '' and 0 or 1
+    redis.call('HSET', record, 'digest', digest, 'fingerprint', ARGV[12], 'key', ARGV[13],
+        'tenant', ARGV[14], 'service', ARGV[15], 'operation', ARGV[16], 'num_unknown', 0,
+        'num_attempts', is_sent, 'created_ms', now, 'expires_ms', now + ttl_ms,
+        of_claim(token, claim_id, owner, lease_ms, upstream, deduplicates))
     if is_volatile then redis.call('HSET', record, 'is_volatile', 1) end
-    return {'claimed', token, num_attempts, 0, 0, '', is_volatile and 1 or 0}
+    redis.call('PEXPIRE', record, ttl_ms)
+    return {'claimed', tonumber(token), is_sent, 0, 0, '', is_volatile and 1 or 0}
 end
 
 local state, token, is_in_flight, former, holder, lease_until, number, sent_safely, content,

@@ -22,18 +22,21 @@ local function is_absent()
 end
 
 -- What a volatile claim made is in memory alone (claim.lua): the file and the replicas have no key
--- of the record's. Its next writer gives them all of it first.
-local function make_durable()
+-- of the record's. Its next writer gives them all of it first, and the time that it has left, unless
+-- it is to have another.
+local function make_durable(gets_other_time)
     if redis.call('HDEL', record, 'is_volatile') == 0 then return end
     redis.call('HSET', record, unpack(redis.call('HGETALL', record)))
-    redis.call('PEXPIRE', record, math.max(redis.call('PTTL', record), 1))
+    if not gets_other_time then
+        redis.call('PEXPIRE', record, math.max(redis.call('PTTL', record), 1))
+    end
 end
 
 -- Whoever holds a record is about to write to it: it is durable from here on.
-local function holds(token)
+local function holds(token, gets_other_time)
     local state, current, expires, is_volatile = get('state', 'token', 'expires_ms', 'is_volatile')
     if state ~= 'processing' or current ~= token or is_over(expires) then return false end
-    if is_volatile then make_durable() end
+    if is_volatile then make_durable(gets_other_time) end
     return true
 end
 
@@ -56,12 +59,15 @@ local function keep_for(ttl_ms, ...)
     for i = 1, 4 do redis.call('PEXPIRE', KEYS[i], ttl_ms) end
 end
 
-local function add_chunks(first_chunk, from)
-    local length = redis.call('LLEN', chunks)
+-- Chunks of ARGV, `length` being there already; returns how many there are then.
+local function add_chunks(first_chunk, from, length)
     for i = from, #ARGV do
         -- Sent again after a lost answer, a chunk is there already.
-        if first_chunk + (i - from) >= length then redis.call('RPUSH', chunks, ARGV[i]) end
+        if first_chunk + (i - from) >= length then
+            length = redis.call('RPUSH', chunks, ARGV[i])
+        end
     end
+    return length
 end
 
 local function add_attempt(attempt)
@@ -71,14 +77,19 @@ local function add_attempt(attempt)
     redis.call('PEXPIRE', history, math.max(redis.call('PTTL', record), 1))
 end
 
-local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates, ...)
+-- Fields of a record that is claimed, names and values in turn.
+local function of_claim(token, claim_id, owner, lease_ms, upstream, deduplicates)
+    return 'state', 'processing', 'token', token, 'claim_id', claim_id, 'owner', owner,
+        'lease_until_ms', now + lease_ms, 'in_flight', upstream == '' and 0 or 1,
+        'upstream', upstream, 'deduplicates', deduplicates, 'num_chunks', 0, 'cause', '', 'head', '',
+        'updated_ms', now
+end
+
+local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
     local token = next_token()
-    local is_sent = upstream == '' and 0 or 1
     redis.call('DEL', chunks, request)
     redis.call('ZREM', dead, digest)
-    keep_for(ttl_ms, 'state', 'processing', 'token', token, 'claim_id', claim_id,
-        'owner', owner, 'lease_until_ms', now + lease_ms, 'in_flight', is_sent, 'upstream', upstream,
-        'deduplicates', deduplicates, 'num_chunks', 0, 'cause', '', 'head', '',
-        'updated_ms', now, ...)
+    keep_for(ttl_ms, of_claim(token, claim_id, owner, lease_ms, upstream, deduplicates))
+    local is_sent = upstream == '' and 0 or 1
     return tonumber(token), redis.call('HINCRBY', record, 'num_attempts', is_sent)
 end
