@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from benchmarks.contract.cost import sentence, total_s
 from benchmarks.contract.parts import PARTS, Part
-from benchmarks.contract.report import page, table
+from benchmarks.contract.report import page, picture, table
 from benchmarks.contract.results import FILE, Results
 from benchmarks.contract.session import Session
 from benchmarks.cpu.__main__ import commit
@@ -64,6 +64,9 @@ def main() -> int:
     _print_all(console, title, results, session)
     (folder / "contract.html").write_text(page(title, TITLES, results, session))
     console.print(f"written to {folder}/{FILE} and contract.html", markup=False)
+    if (svg := picture(session)) is not None:
+        (folder / "mixed_load.svg").write_text(svg)
+        console.print(f"gaps under the mixed load: {folder}/mixed_load.svg", markup=False)
     if "mixed" in session.__dict__:
         console.print(f"steps of the mixed load: {folder}/contract_steps.npz", markup=False)
     missed = any(f.verdict is Verdict.MISSED for r in results.values() for f in r.figures)

@@ -10,13 +10,18 @@ from benchmarks.contract.steps import durations_ns
 from benchmarks.cpu.bar import BarResult
 from rich.table import Table
 
-from takt.bench.plots import scatter_plot, tail_plot
+from takt.bench.plots import scatter_plot, standalone, tail_plot, tails_plot
 
 _STYLE = """
 body{font:14px/1.5 system-ui,sans-serif;max-width:800px;margin:2em auto}
 table{border-collapse:collapse}td,th{padding:2px 10px;text-align:left;border-bottom:1px solid #ddd}
-svg text{font-size:10px;fill:#555}.grid{stroke:#eee}.mark{stroke:#c55;stroke-dasharray:3}
-.line{fill:none;stroke:#06c}circle{fill:#06c}
+"""
+_PLOT_STYLE = """
+text{font-size:10px;fill:#555}.grid{stroke:#eee}.mark{stroke:#bbb;stroke-dasharray:3}
+.target{stroke:#c33;stroke-width:1.5;stroke-dasharray:6 3}
+polyline{fill:none;stroke:#06c;stroke-width:1.6}polyline.line1{stroke:#c70}
+polyline.line2{stroke:#848}
+text.line{fill:#06c;font-size:12px}text.line1{fill:#c70}text.line2{fill:#848}circle{fill:#06c}
 """
 
 
@@ -44,7 +49,8 @@ def page(
         for key, result in results.items()
     )
     return (
-        f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title><style>{_STYLE}</style>"
+        f"<!doctype html><meta charset=utf-8><title>{escape(title)}</title>"
+        f"<style>{_STYLE}{_PLOT_STYLE}</style>"
         f"<h1>{escape(title)}</h1><table>{rows}</table>{notes}{_plots(session)}"
     )
 
@@ -63,6 +69,16 @@ def _rows(titles: dict[str, str], results: dict[str, BarResult]) -> list[tuple[s
             )
             title = ""
     return rows
+
+
+def picture(session: Session) -> str | None:
+    """The mixed load's gaps under pace and beside it, as a file; None if it was not measured."""
+    if not {"mixed", "beside"} <= session.__dict__.keys():
+        return None
+    runs = {"pace": session.mixed, **session.beside}
+    gaps_ms = {name: served.outcome.gaps()[1] for name, served in runs.items()}
+    plot = tails_plot(gaps_ms, "gap between tokens", session.targets.itl_ms)
+    return standalone(plot, _PLOT_STYLE)
 
 
 def _plots(session: Session) -> str:

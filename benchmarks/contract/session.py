@@ -34,11 +34,15 @@ LONG_FACTOR = 5.0
 LEAST_ITL_MS = 12.0
 SOLO_FACTOR = 3.0
 FIXED_BUDGET = 512
+FIXED_ARGUMENTS = ("--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(FIXED_BUDGET))
 MAX_NUM_SEQS = 256
 NUM_KV_TOKENS = 200_000
 """Of the simulated servers: like the real one's, more than these loads ever use."""
 FIRST_S = 40.0
 MIXED_S = 640.0
+BESIDE_S = 115.0
+"""Of the fixed budgets beside it: three windows."""
+BUDGETS = (512, 2048)
 
 
 @dataclass(slots=True)
@@ -113,10 +117,10 @@ class Session:
 
     def _holds(self, rate: float) -> bool:
         """On a server that is not waited for once its queue has risen."""
-        arguments = ["--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(FIXED_BUDGET)]
         arrivals = Mix(rate, CAPACITY_S).arrivals()
         judge = RisingQueue(CAPACITY_S)
-        with takt_server(self.model, ["--max-num-seqs", str(MAX_NUM_SEQS), *arguments]) as server:
+        arguments = ["--max-num-seqs", str(MAX_NUM_SEQS), *FIXED_ARGUMENTS]
+        with takt_server(self.model, arguments) as server:
             run = send(server.url, arrivals, gives_up=judge)
         does_hold = not run.was_interrupted
         if does_hold:
@@ -128,12 +132,14 @@ class Session:
         print(f"  {rate:.4g} short requests per s: {verdict}", file=sys.stderr, flush=True)
         return does_hold
 
-    def simulated_capacity(self, measured: MeasuredSteps, scale: int = 1) -> float:
+    def simulated_capacity(
+        self, measured: MeasuredSteps, scale: int = 1, policy: str = "fcfs", slo: SLO = NO_SLO
+    ) -> float:
         """Of the mix at a scale, by simulation with these steps."""
 
         def rises_at(mix: Mix) -> bool:
             arrivals = mix.arrivals()
-            result = simulated(measured, arrivals, warm_up_share=0.0)
+            result = simulated(measured, arrivals, policy=policy, slo=slo, warm_up_share=0.0)
             arrived = np.array([arrivals[i].time_ns / 1e9 for i in result.served])
             return rises(arrived, result.ttft_s * 1e3, mix.seconds)
 
@@ -144,6 +150,20 @@ class Session:
         """Pace at 70 % of the capacity: the run that several bars look at."""
         arrivals = self.mix(0.7, self.seconds(MIXED_S, 20.0)).arrivals()
         return serve(self.model, self.pace_arguments, arrivals)
+
+    @cached_property
+    def beside(self) -> dict[str, Served]:
+        """Fixed budgets on the beginning of the same trace, by name: its windows are alike."""
+        arrivals = self.mix(0.7, self.seconds(BESIDE_S, 15.0)).arrivals()
+        return {
+            f"fcfs {budget}": serve(
+                self.model,
+                ["--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(budget)],
+                arrivals,
+                keeps_targets=False,
+            )
+            for budget in BUDGETS
+        }
 
     def mix(self, share: float, seconds: float, seed: int = 1) -> Mix:
         return Mix(self.capacity, seconds, seed, self.targets.long_ttft_ms, share)

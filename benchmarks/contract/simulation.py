@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.contract.capacity import CAPACITY_S, rises
 from benchmarks.contract.mix import LONG, Mix
 from benchmarks.contract.session import (
+    BUDGETS,
     FIXED_BUDGET,
     LEAST_ITL_MS,
     LONG_FACTOR,
@@ -38,7 +39,6 @@ from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeMod
 
 WINDOW_S = 30.0
 WARM_UP_S = 20.0
-BUDGETS = (512, 2048)
 
 FAST = StepTimeModel(
     (StepCoefficients(3.2e6, 4e4, 0, 800, 0), StepCoefficients(5e5, 6.2e5, 4.3e5, 400, 220))

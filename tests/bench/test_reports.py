@@ -19,7 +19,7 @@ from takt.bench.goodput import Targets
 from takt.bench.html_report import html_report
 from takt.bench.load import LoadRun
 from takt.bench.options import BenchOptions
-from takt.bench.plots import scatter_plot, step_plot, tail_plot
+from takt.bench.plots import scatter_plot, standalone, step_plot, tail_plot, tails_plot
 from takt.bench.record import RequestRecord
 from takt.bench.results import make_setting, to_json
 from takt.bench.summary import Summary, summarize
@@ -27,6 +27,7 @@ from takt.bench.table import print_report
 from takt.cli.bench import register
 from takt.errors import ConfigError
 
+SVG = "{http://www.w3.org/2000/svg}"
 OPTIONS = BenchOptions(label="<b>a & b</b>", api_key="secret")
 SETTING = make_setting(OPTIONS, "http://h:1", "m", "takt 0", True)
 
@@ -148,6 +149,17 @@ def test_thinned_plots_keep_the_largest_value() -> None:
     highest = min(y for _, y in points(scatter_plot(np.arange(50_000.0), values, "ITL")))
     assert highest < 30
     assert max(x for x, _ in points(tail_plot(values, "ITL"))) > 730
+
+
+def test_tails_of_several_runs_share_their_axes_and_stand_alone() -> None:
+    runs = {"slow & late": np.array([40.0, 400.0]), "fast": np.array([4.0, 5.0, 6.0])}
+    root = ET.fromstring(standalone(tails_plot(runs, "gap", target_ms=20.0), ".target{}"))
+    lines = [line.attrib["points"].split() for line in root.iter(SVG + "polyline")]
+    ends = [float(points[-1].split(",")[0]) for points in lines]
+    (target,) = [line for line in root.iter(SVG + "line") if line.get("class") == "target"]
+    assert ends[1] < float(target.attrib["x1"]) < ends[0]
+    texts = [text.text for text in root.iter(SVG + "text")]
+    assert {"slow & late", "fast", "target 20 ms"} <= set(texts)
 
 
 @pytest.mark.parametrize("flag", ["--json", "--html"])

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from benchmarks.contract.cost import Run
 from benchmarks.contract.outcome import Outcome
-from benchmarks.contract.session import LONG_FACTOR, Session, serve
+from benchmarks.contract.session import BESIDE_S, BUDGETS, LONG_FACTOR, Session
 from benchmarks.cpu.bar import BarResult, Figure
 from benchmarks.percentile import percentile
 
 WINDOW_S = 30.0
 WARM_UP_S = 20.0
 LEAST_WINDOWS = 20
-BUDGETS = (512, 2048)
-BESIDE_S = 115.0
-"""Of the fixed budgets: three windows."""
 
 
 def measure(session: Session) -> BarResult:
@@ -40,12 +37,8 @@ def measure(session: Session) -> BarResult:
         "TTFT P50, short ms": percentile(outcome.ttft_ms(is_long=False), 50),
         **session.speed(session.mixed),
     }
-    # The beginning of the same trace: windows are alike, and judge nothing here.
-    arrivals = session.mix(0.7, session.seconds(BESIDE_S, 15.0)).arrivals()
-    for budget in BUDGETS:
-        arguments = ["--scheduling-policy", "fcfs", "--max-num-batched-tokens", str(budget)]
-        fixed = serve(session.model, arguments, arrivals, keeps_targets=False)
-        details |= _beside(f"fcfs {budget}", fixed.outcome, window_s, warm_up_s)
+    for name, fixed in session.beside.items():
+        details |= _beside(name, fixed.outcome, window_s, warm_up_s)
     return BarResult(figures, details)
 
 

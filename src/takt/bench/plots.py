@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -14,6 +14,9 @@ WIDTH, HEIGHT = 760, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 16, 12, 40
 _MAX_POINTS = 4000
 """More are thinned: a browser draws no more than it has pixels."""
+
+_LINE_POINTS = 800
+"""Likewise of a line."""
 
 Values = npt.NDArray[np.float64]
 
@@ -53,21 +56,56 @@ def tail_plot(values_ms: Values, unit: str) -> str:
 
     `values_ms` is float64 `[n]`, n >= 1.
     """
-    ordered = np.sort(np.maximum(values_ms, 1e-3))
-    n = len(ordered)
-    shares = 1 - np.arange(n) / n
-    x = _x_axis(f"{unit} (ms)", float(ordered[0]), float(ordered[-1]) * 1.05, is_log=True)
-    y = _y_axis("share above", min(1 / n, 0.1), 1.0, is_log=True)
-    kept = _spread(n)
-    points = " ".join(f"{x.at(ordered[i]):.1f},{y.at(shares[i]):.1f}" for i in kept)
-    lines = [
+    return tails_plot({"": values_ms}, unit)
+
+
+def tails_plot(values_ms: Mapping[str, Values], unit: str, target_ms: float | None = None) -> str:
+    """The same of several samples by name, with a target that they should keep.
+
+    Their lines have the classes `line`, `line line1`, `line line2` and so on.
+    """
+    samples = {name: np.sort(np.maximum(values, 1e-3)) for name, values in values_ms.items()}
+    smallest = min(float(ordered[0]) for ordered in samples.values())
+    largest = max([float(ordered[-1]) for ordered in samples.values()] + [target_ms or 0.0])
+    x = _x_axis(f"{unit} (ms)", smallest, largest * 1.05, is_log=True)
+    lowest = 1 / max(len(ordered) for ordered in samples.values())
+    y = _y_axis("share above", min(lowest, 0.1), 1.0, is_log=True)
+    parts = [
         f'<line class="mark" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y.at(s):.1f}" '
         f'y2="{y.at(s):.1f}"/><text x="{WIDTH - _RIGHT - 4}" y="{y.at(s) - 3:.1f}" '
         f'text-anchor="end">P{100 * (1 - s):g}</text>'
         for s in (0.5, 0.1, 0.01, 0.001)
         if s >= y.low
     ]
-    return _figure(x, y, [*lines, f'<polyline class="line" points="{points}"/>'])
+    if target_ms is not None:
+        at = f"{x.at(target_ms):.1f}"
+        parts.append(
+            f'<line class="target" x1="{at}" x2="{at}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+            f'<text x="{x.at(target_ms) + 4:.1f}" y="{_TOP + 34}">'
+            f"target {target_ms:.3g} ms</text>"
+        )
+    for index, (name, ordered) in enumerate(samples.items()):
+        kind = "line" if index == 0 else f"line line{index}"
+        n = len(ordered)
+        points = [(x.at(ordered[i]), y.at(1 - i / n)) for i in _spread(n)]
+        line = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
+        parts.append(f'<polyline class="{kind}" points="{line}"/>')
+        if name:
+            px, py = points[-1]
+            parts.append(
+                f'<text class="{kind}" x="{px - 6:.1f}" y="{py:.1f}" text-anchor="end">'
+                f"{escape(name)}</text>"
+            )
+    return _figure(x, y, parts)
+
+
+def standalone(svg: str, style: str) -> str:
+    """A file of its own, with rules of CSS, on white."""
+    head, _, rest = svg.partition(">")
+    return (
+        f'{head} xmlns="http://www.w3.org/2000/svg" font-family="sans-serif">'
+        f'<style>{style}</style><rect width="100%" height="100%" fill="white"/>{rest}\n'
+    )
 
 
 def scatter_plot(times_s: Values, values_ms: Values, unit: str) -> str:
@@ -127,9 +165,9 @@ def _y_axis(label: str, low: float, high: float, *, is_log: bool = False) -> Axi
 
 def _spread(n: int) -> list[int]:
     """Indices of a sorted sample, dense in the tail: each decade of rank from the end alike."""
-    if n <= _MAX_POINTS:
+    if n <= _LINE_POINTS:
         return list(range(n))
-    ranks = np.unique(np.geomspace(1, n, _MAX_POINTS).astype(np.int64))
+    ranks = np.unique(np.geomspace(1, n, _LINE_POINTS).astype(np.int64))
     indices: list[int] = (n - ranks[::-1]).tolist()
     return indices
 
