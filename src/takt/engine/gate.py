@@ -6,7 +6,7 @@ from takt.clock import Clock, MonotonicClock
 from takt.config import SchedulerOptions
 from takt.engine.messages import AddRequest
 from takt.errors import OverloadedError
-from takt.scheduler.admission import COSTLY, Admission, Ask, Refusal
+from takt.scheduler.admission import COSTLY, Admission, Ask, Missed, Refusal
 from takt.scheduler.load_snapshot import LoadSnapshot
 from takt.scheduler.slo import NS_PER_MS, SLO
 
@@ -74,20 +74,9 @@ class Gate:
 
 def _overloaded(refusal: Refusal) -> OverloadedError:
     target = refusal.target
-    wanted = []
-    if (allowed_ms := refusal.allowed_ttft_ms) is not None:
-        weighed = ", which is what so costly a prompt is given of its target"
-        wanted.append(
-            f"its first token within {allowed_ms:.6g} ms"
-            f"{weighed if refusal.reason == COSTLY else ''} (predicted: {refusal.ttft_ms:.0f} ms)"
-        )
-    if target.itl_ns is not None:
-        wanted.append(
-            f"gaps within {target.itl_ns / NS_PER_MS:g} ms (predicted: {refusal.itl_ms:.1f} ms)"
-        )
     return OverloadedError(
-        f"the server is at its capacity ({refusal.reason}): the request would not have "
-        f"{' and '.join(wanted)}; try again in {refusal.retry_after_seconds} s",
+        f"the server is at its capacity ({refusal.reason}): {_what_is_missed(refusal)}; try again "
+        f"in {refusal.retry_after_seconds} s",
         retry_after_seconds=refusal.retry_after_seconds,
         code=refusal.reason,
         details={
@@ -103,4 +92,22 @@ def _overloaded(refusal: Refusal) -> OverloadedError:
             },
             "retry_after_seconds": refusal.retry_after_seconds,
         },
+    )
+
+
+def _what_is_missed(refusal: Refusal) -> str:
+    if refusal.missed is Missed.PROMISES:
+        return "with the request, others that were let in before would miss their targets"
+    if refusal.missed is Missed.GAPS:
+        assert refusal.target.itl_ns is not None
+        return (
+            f"the request would not have gaps within {refusal.target.itl_ns / NS_PER_MS:g} ms "
+            f"(predicted: {refusal.itl_ms:.1f} ms)"
+        )
+    weighed = ""
+    if refusal.reason == COSTLY:
+        weighed = ", which is what so costly a prompt is given of its target"
+    return (
+        f"the request would not have its first token within {refusal.allowed_ttft_ms:.6g} ms"
+        f"{weighed} (predicted: {refusal.ttft_ms:.0f} ms)"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import NamedTuple
 
 from takt.errors import InvalidRequestError
 from takt.scheduler.allowance import CONFIDENCE, Allowance, MeanCost
-from takt.scheduler.deadline import deadline_order
+from takt.scheduler.deadline import NO_TTFT_NS, deadline_order, target_weight
 from takt.scheduler.forecast import ITL_AT_PEAK, PROMISES, Fluid, Forecast
 from takt.scheduler.gap_risk import HEADROOM
 from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
@@ -43,16 +44,27 @@ class Ask:
     """Its own targets, without the server's."""
 
 
+class Missed(enum.Enum):
+    """What a request that is refused would miss."""
+
+    FIRST_TOKEN = enum.auto()
+    GAPS = enum.auto()
+    PROMISES = enum.auto()
+    """Targets of those that were let in before."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     reason: str
+    missed: Missed
     predicted_ns: float
     """Its first token."""
     itl_ms: float
     target: SLO
     retry_after_seconds: int
     allowance: Allowance
-    attainable_ns: float = 0.0
+    attainable_ns: int | None = None
+    """Whole milliseconds."""
 
     @property
     def ttft_ms(self) -> float:
@@ -60,9 +72,9 @@ class Refusal:
         return self.predicted_ns / CONFIDENCE / NS_PER_MS
 
     @property
-    def attainable_ttft_ms(self) -> int:
-        """A target of TTFT with which the request would have been let in."""
-        return math.ceil(self.attainable_ns / NS_PER_MS) + 1
+    def attainable_ttft_ms(self) -> int | None:
+        """A target of TTFT with which the request would have been let in; None if there is none."""
+        return None if self.attainable_ns is None else self.attainable_ns // NS_PER_MS
 
     @property
     def allowed_ttft_ms(self) -> float | None:
@@ -127,14 +139,17 @@ class Admission:
         check_attainable(ask, target, snapshot, alone, judges)
         if not judges:
             return None
-        alone_ns = alone.ttft_ms * NS_PER_MS
-        allowance = Allowance(alone_ns, self._mean_cost.mean_ns, self._slo.ttft_ns)
         load = _Load(snapshot, self._jobs(snapshot), now_ns)
+        allowance = Allowance(
+            alone_ns=alone.ttft_ms * NS_PER_MS,
+            first_ns=load.first_ns(ask, target),
+            mean_ns=self._mean_cost.mean_ns,
+            server_ttft_ns=self._slo.ttft_ns,
+        )
         refusal = _disturbed(alone, target, allowance) or load.judge(ask, target, allowance)
         if refusal is None:
             return None
-        attainable_ns = load.attainable_ns(ask, target, allowance, refusal.predicted_ns)
-        return replace(refusal, attainable_ns=attainable_ns)
+        return replace(refusal, attainable_ns=load.attainable_ns(ask, refusal))
 
     def sent(self, ask: Ask, now_ns: int) -> None:
         """A request goes to the engine; until a snapshot knows of it, it counts here."""
@@ -178,27 +193,47 @@ class _Load:
             without = _lateness_without(self._snapshot, ahead, behind)
             late_ns = sum(a for a, b in zip(late, without, strict=False) if b == 0.0)
             if late_ns > 0:
-                refusal = _refusal(PROMISES, found, target, predicted_ns, late_ns, allowance)
+                refusal = _refusal(
+                    PROMISES, Missed.PROMISES, found, target, predicted_ns, late_ns, allowance
+                )
         return refusal
 
-    def attainable_ns(
-        self, ask: Ask, target: SLO, allowance: Allowance, predicted_ns: float
-    ) -> float:
-        """A target of TTFT that would be met. Its place is a later one: that is looked at twice."""
-        least_ns = allowance.least_target_ns(predicted_ns)
-        for _ in range(2):
-            ahead, _, own = self._place(ask, SLO(target.itl_ns, math.ceil(least_ns)))
-            later_ns = self._from_now(Fluid(self._snapshot).forecast(ahead, own))
-            if (needed_ns := allowance.least_target_ns(later_ns)) <= least_ns:
-                break
-            least_ns = needed_ns
-        return least_ns
+    def first_ns(self, ask: Ask, target: SLO) -> float:
+        """To its first token, were there no prompts but its own."""
+        return self._from_now(Fluid(self._snapshot).forecast([], self._job(ask, target)))
+
+    def attainable_ns(self, ask: Ask, refusal: Refusal) -> int | None:
+        """A target of TTFT with which it is let in, if there is one: for the place that it has, or
+        for one behind all others."""
+        allowance, itl_ns = refusal.allowance, refusal.target.itl_ns
+        if refusal.missed is not Missed.PROMISES:
+            target = SLO(itl_ns, _full_ms(allowance.least_target_ns(refusal.predicted_ns)))
+            if self.judge(ask, target, allowance) is None:
+                return target.ttft_ns
+        last_ns = self._last_place_ns(ask, refusal.target)
+        if last_ns is None:
+            return None
+        own = self._job(ask, SLO(itl_ns, last_ns))
+        predicted_ns = self._from_now(Fluid(self._snapshot).forecast(self._jobs, own))
+        return _full_ms(max(last_ns, allowance.least_target_ns(predicted_ns)))
+
+    def _last_place_ns(self, ask: Ask, target: SLO) -> int | None:
+        """The least target of TTFT that puts it behind all jobs; None if no target does."""
+        ttft_ns = target.ttft_ns or NO_TTFT_NS
+        missing_ns = self._jobs[-1].order_ns - self._job(ask, target).order_ns if self._jobs else 0
+        if missing_ns <= 0:
+            return ttft_ns
+        weight = target_weight(ask.priority)
+        return ttft_ns + math.ceil(missing_ns / weight) if weight > 0 else None
 
     def _place(self, ask: Ask, target: SLO) -> tuple[list[Job], list[Job], Job]:
         """Jobs ahead and behind, and the request's own."""
-        own = _job(ask, target, self._snapshot, self._now_ns)
+        own = self._job(ask, target)
         num_ahead = sum(job.order_ns <= own.order_ns for job in self._jobs)
         return self._jobs[:num_ahead], self._jobs[num_ahead:], own
+
+    def _job(self, ask: Ask, target: SLO) -> Job:
+        return _job(ask, target, self._snapshot, self._now_ns)
 
     def _from_now(self, found: Forecast) -> float:
         return max(found.ttft_ns - self._elapsed_ns, 0.0)
@@ -292,6 +327,7 @@ def _disturbed(p99: Alone, target: SLO, allowance: Allowance) -> Refusal | None:
         return None
     return Refusal(
         reason=ITL_AT_PEAK,
+        missed=Missed.GAPS,
         predicted_ns=CONFIDENCE * allowance.alone_ns,
         itl_ms=p99.itl_ms,
         target=target,
@@ -303,20 +339,21 @@ def _disturbed(p99: Alone, target: SLO, allowance: Allowance) -> Refusal | None:
 def _judge(
     found: Forecast, target: SLO, predicted_ns: float, allowance: Allowance
 ) -> Refusal | None:
-    reason, late_ns = found.reason, 0.0
+    reason, missed, late_ns = found.reason, Missed.FIRST_TOKEN, 0.0
     if target.ttft_ns is not None:
         late_ns = predicted_ns - allowance.latest_ns(target.ttft_ns)
         if predicted_ns <= CONFIDENCE * target.ttft_ns:
             reason = COSTLY
     elif found.waits_for_itl:
-        reason, late_ns = ITL_AT_PEAK, predicted_ns
+        reason, missed, late_ns = ITL_AT_PEAK, Missed.GAPS, predicted_ns
     if late_ns <= 0:
         return None
-    return _refusal(reason, found, target, predicted_ns, late_ns, allowance)
+    return _refusal(reason, missed, found, target, predicted_ns, late_ns, allowance)
 
 
 def _refusal(
     reason: str,
+    missed: Missed,
     found: Forecast,
     target: SLO,
     predicted_ns: float,
@@ -325,12 +362,18 @@ def _refusal(
 ) -> Refusal:
     return Refusal(
         reason=reason,
+        missed=missed,
         predicted_ns=predicted_ns,
         itl_ms=found.itl_ns / NS_PER_MS,
         target=target,
         retry_after_seconds=max(1, math.ceil(late_ns / 1e9)),
         allowance=allowance,
     )
+
+
+def _full_ms(ns: float) -> int:
+    """As clients give them; never less."""
+    return math.ceil(ns / NS_PER_MS) * NS_PER_MS
 
 
 def _lateness_without(snapshot: LoadSnapshot, ahead: list[Job], behind: list[Job]) -> list[float]:

@@ -3,9 +3,9 @@
 A request with a late deadline finds room where others find none. Were that all, costly requests
 with late deadlines would take ever more of a machine that has too much to do: at half as much again
 as its capacity all prompts of 3,000 tokens, due within 11 s, were let in, and a quarter of those of
-400, due within 3 s. So the wait that a target leaves is divided by what the prompt costs, in mean
-ones; but as long as the server's own target leaves to a mean prompt everybody may wait. While
-nobody has to wait this refuses none.
+400, due within 3 s. So the wait for others that a target leaves is divided by what the prompt
+costs, in mean ones; but as long as the server's own target leaves to a mean prompt everybody may
+wait. Where no prompt waits this refuses none.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Allowance:
     """Of one request; times in nanoseconds, to the first token."""
 
     alone_ns: float
-    """What its prompt takes alone."""
+    """What its prompt takes alone: its cost."""
+    first_ns: float
+    """What it takes beside the streams that run now, with no other prompt before it."""
     mean_ns: float
     """What a mean prompt takes."""
     server_ttft_ns: float | None
@@ -48,18 +50,18 @@ class Allowance:
         latest_ns = CONFIDENCE * target_ns
         if self.server_ttft_ns is None:
             return latest_ns
-        wait_ns = max((target_ns - self.alone_ns) / self._weight, self._common_wait_ns)
-        return min(latest_ns, self.alone_ns + CONFIDENCE * wait_ns)
+        wait_ns = max((target_ns - self.first_ns) / self._weight, self._common_wait_ns)
+        return min(latest_ns, self.first_ns + CONFIDENCE * wait_ns)
 
     def least_target_ns(self, predicted_ns: float) -> float:
         """The least target with which it is let in with this prediction."""
         target_ns = predicted_ns / CONFIDENCE
         if self.server_ttft_ns is None:
             return target_ns
-        wait_ns = (predicted_ns - self.alone_ns) / CONFIDENCE
+        wait_ns = (predicted_ns - self.first_ns) / CONFIDENCE
         if wait_ns <= self._common_wait_ns:
             return target_ns
-        return max(target_ns, self.alone_ns + wait_ns * self._weight)
+        return max(target_ns, self.first_ns + wait_ns * self._weight)
 
     @property
     def _weight(self) -> float:

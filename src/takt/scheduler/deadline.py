@@ -29,9 +29,14 @@ def deadline_order(
 ) -> int:
     """A request's place among prompts, in nanoseconds; smaller goes first."""
     target_ns = ttft_ns or NO_TTFT_NS
-    level = min(max(priority, -_MAX_PRIORITY), _MAX_PRIORITY)
     work_ns = WORK_WEIGHT * prefill_token_ns * num_prompt_tokens
-    return arrival_ns + target_ns * (1 + level) + round(work_ns)
+    return arrival_ns + target_ns * target_weight(priority) + round(work_ns)
+
+
+def target_weight(priority: int) -> int:
+    """How much later a place is for a target that is later by one; 0 or less with a priority of -1
+    or less, which no target moves back."""
+    return 1 + min(max(priority, -_MAX_PRIORITY), _MAX_PRIORITY)
 
 
 class Deadlines:
