@@ -48,39 +48,35 @@ TAKT_VEC_INLINE int first_position(Range visible) {
   return visible.begin / int(kTile) * int(kTile);
 }
 
-// Brings the scores of the tiles from `first` on to their final form, and those that the row does
-// not see to -infinity.
-TAKT_VEC_INLINE void finish_scores(const AttentionArgs& a, Range visible, int first,
-                                   float* score) {
-  if (a.softcap != 0.0f) {
-    const Vec16 cap = set1(a.softcap);
-    for (int p = first; p < visible.end; p += kTile) {
-      store(score + p, cap * tanh(load(score + p) / cap));
+// The greatest of a row's visible scores, which are `score_at(position)`, 16 at a time. Stored are
+// those that are to be weighed, -infinity at positions of their tiles that the row does not see.
+template <class ScoreAt>
+TAKT_VEC_INLINE float greatest_score(const AttentionArgs& a, Range visible, float* score,
+                                     ScoreAt score_at) {
+  const Vec16 unseen = set1(-kInfinity), cap = set1(a.softcap);
+  Vec16 greatest = unseen;
+  const auto finish = [&](int p, bool is_edge) __attribute__((always_inline)) {
+    Vec16 s = score_at(p);
+    if (a.softcap != 0.0f) s = cap * tanh(s / cap);
+    if (is_edge) {
+      s = lanes_between(s, most(visible.begin - p, 0), least(visible.end - p, int(kTile)), unseen);
     }
+    store(score + p, s);
+    greatest = max(s, greatest);
+  };
+  int p = first_position(visible);
+  if (p < visible.begin) {
+    finish(p, true);
+    p += kTile;
   }
-  const Vec16 unseen = set1(-kInfinity);
-  if (first < visible.begin) {
-    store(score + first,
-          lanes_between(load(score + first), visible.begin - first, kTile, unseen));
-  }
-  if (visible.end % kTile != 0) {
-    float* last = score + visible.end / int(kTile) * int(kTile);
-    store(last, lanes_between(load(last), 0, visible.end % int(kTile), unseen));
-  }
+  for (; p + int(kTile) <= visible.end; p += kTile) finish(p, false);
+  if (p < visible.end) finish(p, true);
+  return max_lanes(greatest);
 }
 
-// The greatest of a row's visible scores, which are brought to their final form.
+// Likewise, of scores that are stored.
 TAKT_VEC_INLINE float greatest_score(const AttentionArgs& a, Range visible, float* score) {
-  const int first = first_position(visible);
-  finish_scores(a, visible, first, score);
-  Vec16 even = set1(-kInfinity), odd = even;
-  int p = first;
-  for (; p + kTile < visible.end; p += 2 * kTile) {
-    even = max(load(score + p), even);
-    odd = max(load(score + p + kTile), odd);
-  }
-  if (p < visible.end) even = max(load(score + p), even);
-  return max_lanes(max(odd, even));
+  return greatest_score(a, visible, score, [score](int p) { return load(score + p); });
 }
 
 // Gives the weights of V that a row's visible scores become to `put(position, weights)`, 16 at a

@@ -111,7 +111,7 @@ void softmax_all(const AttentionArgs& a, const SplitScales& scales, Batch* batch
                                          _mm512_loadu_si512(second + p), query.less);
       return sum * load(scales.key + p) * set1(query.factor);
     };
-    row.out[0] = greatest_of_scores(a, row.visible, score, score_at);
+    row.out[0] = greatest_score(a, row.visible, score, score_at);
   }
   const Range positions = weighed_positions(batch->first, batch->last);
   LargestScale largest;

@@ -155,8 +155,7 @@ void attend(const AttentionArgs& a, const Tiles& tiles, const SplitScales& scale
     float* score = group->score + r * kSplit;
     row.out[0] = -kInfinity;
     if (is_empty(row.visible)) continue;
-    row.out[0] =
-        greatest_of_scores(a, row.visible, score, [score](int p) { return load(score + p); });
+    row.out[0] = greatest_score(a, row.visible, score);
   }
   const Range positions = weighed_positions(tiles.first, tiles.last);
   LargestScale largest;

@@ -74,32 +74,6 @@ TAKT_VEC_INLINE void load_scales(const KVTiles<Int8Tile>& tiles, int64_t start, 
   }
 }
 
-// The greatest of a row's visible scores, which are `score_at(position)`, 16 at a time. Stored are
-// those that are to be weighed, -infinity at positions of their tiles that the row does not see.
-template <class ScoreAt>
-TAKT_VEC_INLINE float greatest_of_scores(const AttentionArgs& a, Range visible, float* score,
-                                    ScoreAt score_at) {
-  const Vec16 unseen = set1(-kInfinity), cap = set1(a.softcap);
-  Vec16 greatest = unseen;
-  const auto finish = [&](int p, bool is_edge) __attribute__((always_inline)) {
-    Vec16 s = score_at(p);
-    if (a.softcap != 0.0f) s = cap * tanh(s / cap);
-    if (is_edge) {
-      s = lanes_between(s, most(visible.begin - p, 0), least(visible.end - p, int(kTile)), unseen);
-    }
-    store(score + p, s);
-    greatest = max(s, greatest);
-  };
-  int p = first_position(visible);
-  if (p < visible.begin) {
-    finish(p, true);
-    p += kTile;
-  }
-  for (; p + int(kTile) <= visible.end; p += kTile) finish(p, false);
-  if (p < visible.end) finish(p, true);
-  return max_lanes(greatest);
-}
-
 // x at positions from p on that are visible, 0 at others.
 TAKT_VEC_INLINE Vec16 seen_of(Vec16 x, int p, Range visible) {
   return lanes_between(x, least(most(visible.begin - p, 0), int(kTile)),

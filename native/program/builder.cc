@@ -329,8 +329,9 @@ void ProgramBuilder::place_values() {
       return int(plan_->places.size()) - 1;
     };
     if (v.needs_f32) v.f32_place = place(size_t(v.width) * sizeof(float));
-    if (v.needs_quantised) v.q8_place = place(q8_row_bytes(v.width));
-    if (v.needs_bf16 || (v.needs_quantised && plan_->int8_tokens != Int8Tokens::kAll)) {
+    const Int8Tokens int8 = plan_->int8_tokens;
+    if (v.needs_quantised && int8 != Int8Tokens::kNone) v.q8_place = place(q8_row_bytes(v.width));
+    if (v.needs_bf16 || (v.needs_quantised && int8 != Int8Tokens::kAll)) {
       v.bf16_place = place(size_t(bf16_row_elements(v.width)) * sizeof(uint16_t));
     }
   }

@@ -89,7 +89,7 @@ class Sequence {
 // Partial results of rows at `positions` for one KV head, by one call for each split:
 // [positions, heads_per_kv, splits, partial_floats].
 inline std::vector<float> partials(const Sequence& s, int64_t kv_head,
-                            const std::vector<int32_t>& positions) {
+                                   const std::vector<int32_t>& positions) {
   const int64_t splits = (s.shape.context + kSplit - 1) / kSplit;
   const size_t partial = partial_floats(s.shape.head_dim);
   const auto heads = size_t(s.shape.heads_per_kv);
@@ -125,7 +125,7 @@ inline void combine(const float* parts, int64_t num_splits, int64_t head_dim, fl
 
 // [positions, heads_per_kv, head_dim].
 inline std::vector<float> attend(const Sequence& s, int64_t kv_head,
-                          const std::vector<int32_t>& positions) {
+                                 const std::vector<int32_t>& positions) {
   const std::vector<float> parts = partials(s, kv_head, positions);
   const int64_t splits = (s.shape.context + kSplit - 1) / kSplit;
   const size_t per_row = size_t(splits) * partial_floats(s.shape.head_dim);
@@ -143,7 +143,7 @@ inline std::vector<float> attend(const Sequence& s, int64_t kv_head,
 // each, twice. A cache of bf16 has weights rounded to 8 bits; its queries are rounded here too. One
 // of int8 rounds a query to steps of its largest element over 16256, and weights times V likewise.
 inline void check_row(const Sequence& s, int64_t kv_head, int64_t head, int32_t position,
-               const float* got) {
+                      const float* got) {
   const AttentionArgs a = s.args();
   const bool is_bf16 = s.shape.type == KVType::kBF16, is_int8 = s.shape.type == KVType::kInt8;
   const int64_t first = a.window > 0 ? std::max<int64_t>(0, position - a.window + 1) : 0;

@@ -43,8 +43,8 @@ class Server:
         fields: dict[bytes, bytes] = self.client.hgetall(keys_of(digest)[0])
         return fields
 
-    def is_volatile(self, digest: str = "d") -> bool:
-        return b"is_volatile" in self.fields(digest)
+    def is_unwritten(self, digest: str = "d") -> bool:
+        return b"is_unwritten" in self.fields(digest)
 
     def ttl_ms(self) -> int:
         return int(self.client.pttl(keys_of("d")[0]))
@@ -64,7 +64,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def driver(
     server: Server, runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[StoreDriver]:
-    """On the server's clock. A claim is volatile until a test says otherwise."""
+    """On the server's clock. A claim is unwritten until a test says otherwise."""
     monkeypatch.setattr(redis_confirm, "CONFIRM_SECONDS", 1000.0)
 
     def make() -> RedisStore:
@@ -82,7 +82,7 @@ def claimed(driver: StoreDriver, **changes: Any) -> Held:
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_volatile"),
+    ("changes", "is_unwritten"),
     [
         ({}, True),
         ({"on_unknown": OnUnknown.FAIL}, False),
@@ -92,13 +92,37 @@ def claimed(driver: StoreDriver, **changes: Any) -> Held:
     ids=["retry", "fail", "dedup", "unsent"],
 )
 def test_claim_is_in_the_file_unless_it_may_be_forgotten(
-    driver: StoreDriver, server: Server, changes: dict[str, Any], is_volatile: bool
+    driver: StoreDriver, server: Server, changes: dict[str, Any], is_unwritten: bool
 ) -> None:
     before = server.num_file_bytes()
     claimed(driver, **changes)
-    assert (server.num_file_bytes() == before) == is_volatile
+    assert (server.num_file_bytes() == before) == is_unwritten
     server.restart()
-    assert driver.state() is (State.ABSENT if is_volatile else State.PROCESSING)
+    assert driver.state() is (State.ABSENT if is_unwritten else State.PROCESSING)
+
+
+@pytest.mark.parametrize("appends", [True, False], ids=["everysec", "no-file"])
+def test_claim_is_an_ordinary_one_where_no_reply_waits_for_the_disk(
+    runner: asyncio.Runner, tmp_path: Path, appends: bool
+) -> None:
+    process = RedisProcess(tmp_path, appendonly=appends, appendfsync="everysec")
+    process.start()
+
+    def make() -> RedisStore:
+        return RedisStore(process.url, volatile=not appends)
+
+    server = Server(process)
+    driver = StoreDriver(runner, make(), lambda ms: time.sleep(ms / 1000), make)
+    try:
+        claimed(driver)
+        assert not server.is_unwritten()
+        if appends:  # written before the reply, if not synced: it outlives Redis
+            server.restart()
+            assert driver.state() is State.PROCESSING
+    finally:
+        driver.close()
+        server.client.close()
+        process.kill()
 
 
 NEXT_WRITES: dict[str, Callable[[StoreDriver, Held], bool]] = {
@@ -121,10 +145,10 @@ def test_next_write_puts_the_whole_record_into_the_file(
 ) -> None:
     takes_over = name in ("takeover", "settling")
     held = claimed(driver, lease_ms=1 if takes_over else 60_000)
-    assert server.is_volatile()
+    assert server.is_unwritten()
     driver.advance(5 if takes_over else 0)
     assert NEXT_WRITES[name](driver, held)
-    assert not server.is_volatile()
+    assert not server.is_unwritten()
     fields, ttl_ms = server.fields(), server.ttl_ms()
     request = driver.run(driver.store.request_of("d"))
     snapshot = driver.read()
@@ -146,11 +170,11 @@ def test_running_claim_is_in_the_file_soon_and_its_lease_is_as_it_was(
     for digest in ("d", "e"):
         claimed(driver, digest=digest)
     before = {digest: server.fields(digest) for digest in ("d", "e")}
-    while server.is_volatile("d") or server.is_volatile("e"):
+    while server.is_unwritten("d") or server.is_unwritten("e"):
         driver.run(asyncio.sleep(0.01))
     server.restart()
     for digest, fields in before.items():
-        fields.pop(b"is_volatile", None)
+        fields.pop(b"is_unwritten", None)
         assert server.fields(digest) == fields
 
 
@@ -180,7 +204,7 @@ def test_nothing_of_an_earlier_life_comes_back(driver: StoreDriver, server: Serv
     driver.advance(40)
     assert driver.run(driver.store.sweep(10)) == 1
     held = claimed(driver)
-    assert server.is_volatile()
+    assert server.is_unwritten()
     assert driver.finish(held.token, success(b"a", b"b"))
     server.restart()
     snapshot = driver.read()
@@ -200,7 +224,7 @@ def test_claim_that_removes_something_is_in_the_file(
     else:
         server.client.rpush(keys_of("d")[1], b"old")
     held = claimed(driver)
-    assert not server.is_volatile()
+    assert not server.is_unwritten()
     server.restart()
     assert driver.finish(held.token, success(b"new"))
     server.restart()
@@ -252,7 +276,7 @@ def test_tokens_ahead_of_a_clock_that_was_set_back_are_in_the_file(
         2_000_000_000,
         2_000_000_001,
     ]
-    assert server.is_volatile("b"), "the clock stands still, and was not set back"
+    assert server.is_unwritten("b"), "the clock stands still, and was not set back"
     now_ms = 1_000_000
     assert claimed(driver, digest="c").token == 2_000_000_002
     server.restart()
@@ -269,7 +293,7 @@ def test_file_that_is_rewritten_meanwhile_has_it_whole_too(
     while server.client.info("persistence")["aof_rewrite_in_progress"]:
         time.sleep(0.01)
     server.restart()
-    assert server.is_volatile(), "the file was written from memory"
+    assert server.is_unwritten(), "the file was written from memory"
     assert driver.run(driver.store.append(held, OK, 0, [b"a"]))
     fields = server.fields()
     server.restart()

@@ -69,6 +69,8 @@ def test_command_lines_name_the_kv_that_was_planned(
     report = json.loads(run(*HOLDS, "--kv-cache-dtype", asked, "--json").output)
     (best, *_) = report["topologies"]
     assert f"--kv-cache-dtype {of_takt}" in best["takt_command"]
+    has_note = any("vLLM has no int8 KV" in note for note in best["command_notes"])
+    assert has_note == (asked == "int8")
     if of_vllm is None:
         assert "--kv-cache-dtype" not in best["vllm_command"]
     else:

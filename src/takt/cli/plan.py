@@ -13,6 +13,7 @@ from rich.console import Console
 from takt.cli.report import check_folder, write_report
 from takt.cli.stage_bars import stage_bars
 from takt.errors import ConfigError
+from takt.plan.simulate_options import KV_DTYPE_HELP
 
 if TYPE_CHECKING:
     from takt.plan.search import Plan, PlanRequest
@@ -34,12 +35,7 @@ Dtype = Annotated[
     str,
     typer.Option(help="Weights: fp16, fp8, int8, int4, packed (as in a GGUF); auto if not given."),
 ]
-KvDtype = Annotated[
-    str,
-    typer.Option(
-        help="KV cache: auto (16 bits; int8 beside a file's own types), bf16, fp8 or int8."
-    ),
-]
+KvDtype = Annotated[str, typer.Option(help=KV_DTYPE_HELP)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Degree = Annotated[int | None, typer.Option(help="Fixes a degree; searched if not given.")]
 
@@ -67,7 +63,8 @@ def plan(
     dtype: Dtype = "auto",
     kv_cache_dtype: KvDtype = "auto",
     also_dtype: Annotated[
-        list[str] | None, typer.Option(help="Further precisions to show as alternatives.")
+        list[str] | None,
+        typer.Option(help="Further weights to show as alternatives, with the same KV cache."),
     ] = None,
     tensor_parallel_size: Degree = None,
     pipeline_parallel_size: Degree = None,
@@ -89,15 +86,17 @@ def plan(
 
     _check_chart(chart)
     shape = find_model(model)
-    others = [precision_for(shape, name, kv_cache_dtype) for name in also_dtype or []]
+    precision = precision_for(shape, dtype, kv_cache_dtype)
     request = PlanRequest(
         model=shape,
         cluster=parse_cluster(hardware, hardware_file),
-        precision=precision_for(shape, dtype, kv_cache_dtype),
+        precision=precision,
         workload=Workload(isl, osl, qps, isl_variation, osl_variation),
         targets=Targets.from_ms(slo_itl_p99_ms, slo_ttft_p99_ms, slo_e2e_p99_ms),
         pinned=Pinned(tensor_parallel_size, pipeline_parallel_size, data_parallel_size),
-        other_precisions=others,
+        other_precisions=[
+            precision_for(shape, name, precision.kv_dtype) for name in also_dtype or []
+        ],
     )
     made = _make_plan(request)
     if as_json:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from takt.bench.options import BenchOptions
 from takt.cli.options import PANELS, SERVER_TABLES, flag_of, is_switch
-from takt.cli.vllm_flags import VLLM_FLAGS, Mapped, Refused
+from takt.cli.vllm_flags import OTHER_DEFAULTS, VLLM_FLAGS, Mapped, Refused
 from takt.clock import ManualClock
 from takt.gateway.metrics import GatewayMetrics
 from takt.gateway.options import GatewayOptions
@@ -44,6 +44,7 @@ def vllm_page() -> str:
     """Every flag of `vllm serve`: same, mapped or refused."""
     ours = {flag_of(field.name) for table in SERVER_TABLES for field in dataclasses.fields(table)}
     rows: dict[str, str] = {flag: "same" for flag in ours - OWN_FLAGS}
+    rows |= {flag: f"same; {difference}" for flag, difference in OTHER_DEFAULTS.items()}
     for flag, disposition in VLLM_FLAGS.items():
         if isinstance(disposition, Mapped):
             rows[flag] = f"mapped to `{disposition.flag}`"

@@ -166,6 +166,12 @@ _MAPPED: dict[str, Mapped] = {
 }
 
 
+OTHER_DEFAULTS = {
+    "--kv-cache-dtype": "`auto` is int8 beside quantised weights, not the model's type"
+}
+"""Of flags that are the same but for that."""
+
+
 def _build() -> dict[str, Disposition]:
     table: dict[str, Disposition] = {
         flag: Refused(reason)

@@ -47,8 +47,9 @@ class ModelConfigOptions:
     )
     decode_activation_dtype: str = option(
         "int8",
-        "The same for generated tokens. bfloat16, which prompts have to be too, is for servers "
-        "that always have many streams: with AMX 32 are some 10 % faster, one alone half as fast.",
+        "What products with quantised weights take for generated tokens: int8, or bfloat16, which "
+        "prompts have to be too. That is for servers that always have many streams: with AMX 32 "
+        "are some 10 % faster, one alone half as fast.",
         choices=("int8", "bfloat16"),
     )
     backend: str = option(
@@ -78,7 +79,8 @@ class CacheOptions:
     block_size: int = option(16, "Tokens per KV block.", choices=(8, 16, 32, 64))
     kv_cache_dtype: str = option(
         "auto",
-        "auto (int8; with --dtype or --quantization none bfloat16, with --dtype float32 float32), "
+        "auto (int8; with --dtype, --quantization none or --backend torch bfloat16, with --dtype "
+        "float32 float32), "
         "bfloat16, float32, fp8 (fp8_e4m3: half of bfloat16's bytes) or int8 (half and a 16-bit "
         "scale per token and head).",
         choices=("auto", "bfloat16", "float32", "fp8", "fp8_e4m3", "int8"),

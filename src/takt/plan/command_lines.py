@@ -26,11 +26,16 @@ def vllm_command(model: ModelShape, assessment: Assessment, workload: Workload) 
     return shlex.join(["vllm", "serve", *arguments])
 
 
-def checkpoint_note(assessment: Assessment) -> str | None:
-    """What has to be true of the checkpoint for the command lines to do what was planned."""
+def command_notes(assessment: Assessment) -> list[str]:
+    """Where the command lines do not say all that was planned."""
+    notes = []
     if assessment.precision.weights in ("int8", "int4"):
-        return f"the checkpoint itself must have {assessment.precision.weights} weights"
-    return None
+        notes.append(f"the checkpoint itself must have {assessment.precision.weights} weights")
+    if assessment.precision.kv_dtype == "int8":
+        notes.append(
+            "vLLM has no int8 KV: its command keeps 16 bits, about twice the KV memory planned"
+        )
+    return notes
 
 
 def _arguments(model: ModelShape, assessment: Assessment, workload: Workload) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from takt.plan.command_lines import checkpoint_note, takt_command, vllm_command
+from takt.plan.command_lines import command_notes, takt_command, vllm_command
 from takt.plan.search import Plan
 from takt.plan.verdict import Assessment, Constraint, Latencies
 
@@ -74,7 +74,7 @@ def _assessment(plan: Plan, assessment: Assessment) -> dict[str, Any]:
         "num_kv_tokens": max(0, memory.num_kv_tokens),
         "takt_command": takt_command(plan.model, assessment, plan.workload),
         "vllm_command": vllm_command(plan.model, assessment, plan.workload),
-        "checkpoint_note": checkpoint_note(assessment),
+        "command_notes": command_notes(assessment),
     }
 
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from takt.plan.simulation_request import SimulationRequest
 
+KV_DTYPE_HELP = "KV cache: auto (16 bits; int8 beside a file's own types), bf16, fp8 or int8."
+
 _FIELD_OF = {
     "qps": "requests_per_s",
     "isl": "prompt_tokens",
@@ -39,9 +41,7 @@ class SimulateOptions:
     dtype: str = _option(
         "auto", "Weights: fp16, fp8, int8, int4, packed (as in a GGUF); auto if not given."
     )
-    kv_cache_dtype: str = _option(
-        "auto", "KV cache: auto (16 bits; int8 beside a file's own types), bf16, fp8 or int8."
-    )
+    kv_cache_dtype: str = _option("auto", KV_DTYPE_HELP)
     tensor_parallel_size: int = _option(1, "Ranks that share each matrix.")
     pipeline_parallel_size: int = _option(1, "Stages that share the layers.")
     data_parallel_size: int = _option(1, "Replicas that share the requests.")

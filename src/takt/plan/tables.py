@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from takt.plan.command_lines import checkpoint_note, takt_command, vllm_command
+from takt.plan.command_lines import command_notes, takt_command, vllm_command
 from takt.plan.search import Plan
 from takt.plan.simulate.replicate import Interval
 from takt.plan.verdict import Assessment, Verdict
@@ -212,8 +212,7 @@ def _alternatives_table(plan: Plan) -> Table:
 
 
 def _print_commands(plan: Plan, console: Console) -> None:
-    note = checkpoint_note(plan.best)
-    if note is not None:
+    for note in command_notes(plan.best):
         console.print(Text(note))
     for command in (
         takt_command(plan.model, plan.best, plan.workload),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from takt.config import check_choices
+from takt.plan.simulate_options import KV_DTYPE_HELP
 
 
 def _option(default: Any, help_text: str, **extra: Any) -> Any:
@@ -41,7 +42,7 @@ class VerifyOptions:
     slo_ttft_p99_ms: float | None = _option(None, "Target to the first token; likewise.")
     slo_e2e_p99_ms: float | None = _option(None, "Target to the last token; likewise.")
     dtype: str = _option("auto", "Weights of a plan that is made here, as takt plan has them.")
-    kv_cache_dtype: str = _option("auto", "KV cache of a plan that is made here.")
+    kv_cache_dtype: str = _option("auto", f"Of a plan that is made here. {KV_DTYPE_HELP}")
     max_num_seqs: int = _option(256, "Sequences in one step, without a plan.")
     max_num_batched_tokens: int = _option(512, "Tokens in one step, without a plan.")
     serve_flags: str = _option("", "Further flags of takt serve, in one argument.")

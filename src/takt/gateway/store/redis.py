@@ -1,7 +1,7 @@
 """The shared store: Redis or Valkey, for gateways on several hosts. Leases run on its clock.
 
 With `appendfsync always` Redis replies once its file is on the disk. A claim that need not wait for
-that (`claim.lua`) is in its memory alone, "volatile", until its holder's next script or for some
+that (`claim.lua`) is in its memory alone, "unwritten", until its holder's next script or for some
 50 ms.
 """
 
@@ -56,7 +56,9 @@ class RedisStore:
 
         Raises `ConfigError` for a URL that is none of Redis's.
         """
-        self._is_volatile = volatile
+        self._may_forget = volatile
+        self._waits_for_disk = True
+        """Whether replies do. A Redis that does not tell may."""
         self._now_ms = now_ms or (lambda: 0)
         self._backoff = ExponentialWithJitterBackoff(cap=0.2, base=0.02)
         self._url = url
@@ -89,7 +91,9 @@ class RedisStore:
             memory: dict[str, Any] = await client.info("memory")
         except (RedisError, OSError) as error:
             raise ConfigError(f"the store {self._name} does not answer: {error}") from None
-        if self._is_volatile:
+        fsync = await _fsync(client) if persistence.get("aof_enabled") else "no"
+        self._waits_for_disk = fsync == "always"
+        if self._may_forget:
             return
         if not persistence.get("aof_enabled"):
             raise ConfigError(
@@ -101,10 +105,6 @@ class RedisStore:
                 f"the store {self._name} may evict records (maxmemory-policy "
                 f"{memory.get('maxmemory_policy')}); set noeviction, or pass --store-volatile"
             )
-        try:
-            fsync = (await client.config_get("appendfsync")).get("appendfsync", "always")
-        except RedisError:
-            return
         if fsync != "always":
             logger.warning(
                 "the store's appendfsync is %s: a crash of its host may forget the last moments; "
@@ -138,11 +138,12 @@ class RedisStore:
             identity.tenant,
             identity.service,
             identity.operation,
+            int(self._waits_for_disk),
         )
         kind = answer[0]
         if kind == b"claimed":
-            token, num_attempts, taken_over, was_in_flight, upstream, is_volatile = answer[1:]
-            if is_volatile:
+            token, num_attempts, taken_over, was_in_flight, upstream, is_unwritten = answer[1:]
+            if is_unwritten:
                 self._confirmer.add(Held(identity.digest, token))
             return Claimed(
                 token, num_attempts, bool(taken_over), bool(was_in_flight), upstream.decode()
@@ -267,6 +268,15 @@ class RedisStore:
                         f"the store {self._name} failed: {error}"
                     ) from error
             await asyncio.sleep(self._backoff.compute(num_failures))
+
+
+async def _fsync(client: Redis) -> str:
+    """The setting; `always` where the server keeps it to itself."""
+    try:
+        answer = await client.config_get("appendfsync")
+    except RedisError:
+        return "always"
+    return answer.get("appendfsync") or "always"
 
 
 def _without_password(url: str) -> str:

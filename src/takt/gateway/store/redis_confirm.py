@@ -1,4 +1,4 @@
-"""Has volatile claims written to the file of Redis, off the path of their requests."""
+"""Has unwritten claims written to the file of Redis, off the path of their requests."""
 
 from __future__ import annotations
 

@@ -1,18 +1,18 @@
 -- ARGV: now, digest, claim_id, owner, lease_ms, ttl_ms, failed_ttl_ms, upstream, deduplicates,
---       on_unknown, allow_takeover, fingerprint, key, tenant, service, operation
--- Returns: what happened, then its particulars; of a claim whether it is volatile is the last.
+--       on_unknown, allow_takeover, fingerprint, key, tenant, service, operation, waits_for_disk
+-- Returns: what happened, then its particulars; of a claim whether it is unwritten is the last.
 local digest, claim_id, owner = ARGV[2], ARGV[3], ARGV[4]
 local lease_ms, ttl_ms, failed_ttl_ms = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local upstream, deduplicates = ARGV[8], ARGV[9]
 
 if is_absent() then
-    -- Where Redis has something of the record's, even what it is about to delete, the file has it too.
+    -- A claim of a key with any trace is written: deletions of what was there have to reach the file.
     local is_new = redis.call('EXISTS', record, chunks, request, history) == 0
         and not redis.call('ZSCORE', dead, digest)
     -- An attempt of unknown outcome would be made again, and so may one that was forgotten: nobody
-    -- need wait for the disk. But for tokens that are more than a millisecond ahead of a clock that
-    -- was set back: they could be given again after a restart.
-    local is_volatile = is_new and upstream ~= '' and deduplicates == '0' and ARGV[10] == 'retry'
+    -- need wait for the disk, where replies do. But not while the newest token is more than 1 ms ahead
+    -- of the clock, which was set back then: after a restart such a token could be given again.
+    local is_unwritten = ARGV[17] == '1' and is_new and upstream ~= '' and deduplicates == '0' and ARGV[10] == 'retry'
         and last_token() < now_us + 1000
         and pcall(redis.set_repl, redis.REPL_NONE)
     if not is_new then
@@ -24,14 +24,14 @@ if is_absent() then
         'tenant', ARGV[14], 'service', ARGV[15], 'operation', ARGV[16], 'num_unknown', 0,
         'num_attempts', is_sent, 'created_ms', now, 'expires_ms', now + ttl_ms,
         of_claim(token, claim_id, owner, lease_ms, upstream, deduplicates))
-    if is_volatile then redis.call('HSET', record, 'is_volatile', 1) end
+    if is_unwritten then redis.call('HSET', record, 'is_unwritten', 1) end
     redis.call('PEXPIRE', record, ttl_ms)
-    return {'claimed', tonumber(token), is_sent, 0, 0, '', is_volatile and 1 or 0}
+    return {'claimed', tonumber(token), is_sent, 0, 0, '', is_unwritten and 1 or 0}
 end
 
 local state, token, is_in_flight, former, holder, lease_until, number, sent_safely, content,
-    is_volatile = get('state', 'token', 'in_flight', 'upstream', 'claim_id', 'lease_until_ms',
-    'num_attempts', 'deduplicates', 'fingerprint', 'is_volatile')
+    is_unwritten = get('state', 'token', 'in_flight', 'upstream', 'claim_id', 'lease_until_ms',
+    'num_attempts', 'deduplicates', 'fingerprint', 'is_unwritten')
 if content ~= ARGV[12] then return {'mismatch'} end
 if state == 'succeeded' or state == 'failed_final' or state == 'dead' then
     return {'settled', state, 0}
@@ -41,7 +41,7 @@ if state == 'failed_retryable' then
     return {'claimed', new_token, num_attempts, 0, 0, '', 0}
 end
 if holder == claim_id then
-    return {'claimed', tonumber(token), tonumber(number), 0, 0, '', is_volatile and 1 or 0}
+    return {'claimed', tonumber(token), tonumber(number), 0, 0, '', is_unwritten and 1 or 0}
 end
 if tonumber(lease_until) > now or ARGV[11] == '0' then return {'running', tonumber(token)} end
 make_durable()

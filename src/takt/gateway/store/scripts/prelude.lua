@@ -21,11 +21,11 @@ local function is_absent()
     return is_over(redis.call('HGET', record, 'expires_ms'))
 end
 
--- What a volatile claim made is in memory alone (claim.lua): the file and the replicas have no key
+-- What an unwritten claim made is in memory alone (claim.lua): the file and the replicas have no key
 -- of the record's. Its next writer gives them all of it first, and the time that it has left, unless
 -- it is to have another.
 local function make_durable(gets_other_time)
-    if redis.call('HDEL', record, 'is_volatile') == 0 then return end
+    if redis.call('HDEL', record, 'is_unwritten') == 0 then return end
     redis.call('HSET', record, unpack(redis.call('HGETALL', record)))
     if not gets_other_time then
         redis.call('PEXPIRE', record, math.max(redis.call('PTTL', record), 1))
@@ -34,9 +34,9 @@ end
 
 -- Whoever holds a record is about to write to it: it is durable from here on.
 local function holds(token, gets_other_time)
-    local state, current, expires, is_volatile = get('state', 'token', 'expires_ms', 'is_volatile')
+    local state, current, expires, is_unwritten = get('state', 'token', 'expires_ms', 'is_unwritten')
     if state ~= 'processing' or current ~= token or is_over(expires) then return false end
-    if is_volatile then make_durable(gets_other_time) end
+    if is_unwritten then make_durable(gets_other_time) end
     return true
 end
 
@@ -44,8 +44,8 @@ local function last_token()
     return tonumber(redis.call('GET', fence) or 0)
 end
 
--- As text: Lua's own conversion keeps 14 digits of a number. Tokens follow the clock, in us, since
--- the file does not see those of volatile claims: after a restart the next one is greater than all
+-- As text, which `holds` compares; Lua's own has 14 digits of a number. Tokens follow the clock, in
+-- us, since the file does not see those of unwritten claims: after a restart the next one is greater than all
 -- before, as long as the clock was not set back by more than Redis was away.
 local function next_token()
     local token = string.format('%.0f', math.max(last_token() + 1, now_us))
