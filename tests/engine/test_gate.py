@@ -337,10 +337,22 @@ def test_a_target_tighter_than_an_idle_server_gives_is_an_error(admission: str) 
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=5000.0, admission=admission)
     with pytest.raises(InvalidRequestError, match=r"slo.itl_ms is 2, .* take 3\.\d+ ms") as itl:
         served.ask("a", slo_itl_ns=2 * MS)
-    with pytest.raises(InvalidRequestError, match=r"slo.ttft_ms is 50, .* at least 40\d") as ttft:
+    with pytest.raises(InvalidRequestError, match=r"slo.ttft_ms is 50, .* even alone") as ttft:
         served.ask("b", 1000, slo_ttft_ns=50 * MS)
     assert (itl.value.param, ttft.value.param) == ("slo.itl_ms", "slo.ttft_ms")
     assert itl.value.code == ttft.value.code == "slo_unattainable"
+    # The figures that they name are let in.
+    enough_itl, enough_ttft = (float(str(e.value).split()[-1]) for e in (itl, ttft))
+    assert 3 < enough_itl < 4 and 400 < enough_ttft < 500
+    served.ask("a", slo_itl_ns=round(enough_itl * MS))
+    served.run()
+    served.ask("b", 1000, slo_ttft_ns=round(enough_ttft * MS))
+
+
+def test_a_request_without_gaps_cannot_miss_a_target_of_gaps() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=5000.0)
+    served.ask("one", max_tokens=1, slo_itl_ns=1)
+    served.ask("none", max_tokens=0, slo_itl_ns=1)
 
 
 def test_a_disturbed_machine_refuses_for_a_while_and_calls_nobody_wrong() -> None:

@@ -106,6 +106,7 @@ def test_charts_are_well_formed(tmp_path: Path, arguments: list[str]) -> None:
         (SIMULATE, "either --qps or --trace"),
         ([*SIMULATE, "--qps", "1", "--kv-io", "asink"], "nearest: async"),
         ([*SIMULATE, "--qps", "1", "--replications", "0"], "replications"),
+        ([*SIMULATE, "--qps", "1", "--seed", "-1"], "seed must be at least 0"),
         ([*SIMULATE, "--qps", "1", "--kv-reservation", "ful"], "nearest: full"),
         ([*SIMULATE, "--qps", "1", "--max-num-batched-tokens", "8"], "less than"),
         (["simulate", "llama-3-70b", "--hardware", "1xL40S", "--qps", "1"], "does not fit"),

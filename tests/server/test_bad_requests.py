@@ -127,6 +127,13 @@ def test_what_would_change_the_answer_is_refused_by_name(
     assert engine.requests == []
 
 
+@pytest.mark.parametrize("body", [{}, {"messages": None}])
+def test_a_missing_field_is_named(http: httpx.Client, body: dict[str, Any]) -> None:
+    error = error_of(http.post("/v1/chat/completions", json=body))
+    assert error["param"] == "messages"
+    assert "missing" in error["message"]
+
+
 NEUTRAL: dict[str, Any] = {
     "tools": [],
     "tool_choice": "none",

@@ -41,6 +41,13 @@ def test_tokens_are_counted_streamed_or_not() -> None:
     assert 'takt_slo_target_seconds{engine="0",model_name="fake-model",slo="itl"} 0.012' in text
 
 
+def test_scores_alone_are_no_requests_of_goodput() -> None:
+    with FakeServer() as server, httpx.Client(base_url=server.url, timeout=200) as http:
+        body = {"prompt": "xyz", "max_tokens": 0, "echo": True, "logprobs": 0}
+        assert http.post("/v1/completions", json=body).status_code == 200
+        assert http.get("/slo").json()["goodput"]["num_requests"] == 0
+
+
 @pytest.mark.parametrize("worst", ["-1", "x", "", "1025", "1e3", "1" * 5000])
 def test_a_wrong_number_of_worst_tokens_is_an_error(http: httpx.Client, worst: str) -> None:
     answer = http.get("/slo", params={"worst": worst})

@@ -104,6 +104,12 @@ def _what_is_missed(refusal: Refusal) -> str:
             f"the request would not have gaps within {refusal.target.itl_ns / NS_PER_MS:g} ms "
             f"(predicted: {refusal.itl_ms:.1f} ms)"
         )
+    if refusal.missed is Missed.BATCH:
+        assert refusal.target.itl_ns is not None
+        return (
+            "the request would have to wait until others end, for gaps to stay within "
+            f"{refusal.target.itl_ns / NS_PER_MS:g} ms"
+        )
     weighed = ""
     if refusal.reason == COSTLY:
         weighed = ", which is what so costly a prompt is given of its target"

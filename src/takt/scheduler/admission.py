@@ -49,6 +49,8 @@ class Missed(enum.Enum):
 
     FIRST_TOKEN = enum.auto()
     GAPS = enum.auto()
+    BATCH = enum.auto()
+    """Room in the decode step: it would wait until others end."""
     PROMISES = enum.auto()
     """Targets of those that were let in before."""
 
@@ -262,7 +264,7 @@ class Alone(NamedTuple):
 
     ttft_ms: float
     itl_ms: float
-    """The longest gap, which is the last."""
+    """The longest gap, which is the last; 0 without any."""
 
     @classmethod
     def of(cls, ask: Ask, most_tokens: int, model: SnapshotModel, *, is_p99: bool = True) -> Alone:
@@ -281,6 +283,8 @@ class Alone(NamedTuple):
             if is_p99:
                 excess_ns = max(excess_ns, model.p99_ns(step) - step_ns)
             start += chunk
+        if ask.max_tokens <= 1:
+            return cls((ttft_ns + excess_ns) / NS_PER_MS, 0.0)
         num_kv = ask.num_seqs * (ask.num_prompt_tokens + ask.max_tokens)
         decode = StepFeatures(ask.num_seqs, 0, num_kv, num_kv)
         itl_ns = model.p99_ns(decode) if is_p99 else model.predict_ns(decode)
@@ -297,15 +301,17 @@ def check_attainable(
     is refused for a while, and no mistake of the client's.
     """
     most_tokens = snapshot.max_num_batched_tokens
-    for name, own_ns, target_ns in (
-        ("itl_ms", ask.slo.itl_ns, target.itl_ns),
-        ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns),
+    for name, own_ns, target_ns, share in (
+        ("itl_ms", ask.slo.itl_ns, target.itl_ns, HEADROOM),
+        ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns, CONFIDENCE),
     ):
         if target_ns is None or (own_ns is None and not refuses):
             continue
         asked_ms, best_ms = target_ns / NS_PER_MS, getattr(p99, name)
         if asked_ms >= best_ms:
             continue
+        # With that it is let in on an idle server, now and after a few more steps.
+        enough_ms = math.ceil(best_ms / share * 10) / 10
         if own_ns is None:
             expected = Alone.of(ask, most_tokens, SnapshotModel(snapshot), is_p99=False)
             best_ms = getattr(expected, name)
@@ -314,7 +320,7 @@ def check_attainable(
         whose = f"slo.{name} is" if own_ns is not None else f"this server's {name} is"
         raise InvalidRequestError(
             f"{whose} {asked_ms:g}, and this request would take {best_ms:.2f} ms even alone "
-            f"on the server: give slo.{name} of at least {math.ceil(best_ms * 10) / 10:g}",
+            f"on the server: give slo.{name} of at least {enough_ms:g}",
             param=f"slo.{name}",
             code=UNATTAINABLE,
         )
@@ -345,7 +351,7 @@ def _judge(
         if predicted_ns <= CONFIDENCE * target.ttft_ns:
             reason = COSTLY
     elif found.waits_for_itl:
-        reason, missed, late_ns = ITL_AT_PEAK, Missed.GAPS, predicted_ns
+        reason, missed, late_ns = ITL_AT_PEAK, Missed.BATCH, predicted_ns
     if late_ns <= 0:
         return None
     return _refusal(reason, missed, found, target, predicted_ns, late_ns, allowance)

@@ -18,6 +18,10 @@ CONFIDENCE = 0.85
 _MEAN_OF = 64
 """Requests that the mean cost is of, more or less: older ones count less and less."""
 
+_MAX_WEIGHT = 10.0
+"""Where most prompts are tiny, one that costs hundreds of them is to have a target too with which
+it is let in."""
+
 
 class MeanCost:
     """Of the prompts that were let in: one that is refused may come again and again."""
@@ -65,8 +69,9 @@ class Allowance:
 
     @property
     def _weight(self) -> float:
-        """The prompt's cost, in mean ones; at least 1."""
-        return max(1.0, self.alone_ns / self.mean_ns) if self.mean_ns > 0 else 1.0
+        """The prompt's cost, in mean ones."""
+        cost = self.alone_ns / self.mean_ns if self.mean_ns > 0 else 1.0
+        return min(max(1.0, cost), _MAX_WEIGHT)
 
     @property
     def _common_wait_ns(self) -> float:

@@ -214,7 +214,7 @@ def _check_choices(fields: GenerationRequest, num_prompts: int, model: ServedMod
     if fields.priority and not model.has_priorities:
         raise InvalidRequestError(
             "priority: this server takes requests in order of arrival; start it with "
-            "--scheduling-policy priority",
+            "--scheduling-policy priority, or with a target for pace",
             param="priority",
         )
 

@@ -77,7 +77,9 @@ def _read_role(role: Any, where: str) -> str:
         )
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequestError(
-            f"{where} must be one of {', '.join(_ROLES)}, got {str(role)[:32]!r}", param=where
+            f"{where} must be one of {', '.join(_ROLES)}, got "
+            f"{'nothing' if role is None else repr(str(role)[:32])}",
+            param=where,
         )
     return _ROLES[role]
 

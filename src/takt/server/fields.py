@@ -73,6 +73,7 @@ MAX_REPORTED = 8
 _EMPTY_IS_ABSENT = frozenset({"stop", "stop_token_ids", "logit_bias", "stream_options"})
 
 _VALIDATION_ERROR = re.compile(r"(.+) - at (?:`key` in )?`\$\.?(.+)`")
+_MISSING_FIELD = re.compile(r"missing required field `(\w+)`$")
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
@@ -144,6 +145,9 @@ def _invalid_type(error: msgspec.ValidationError) -> InvalidRequestError:
     """msgspec says "Expected `int`, got `str` - at `$.seed`"; we put the field first."""
     parsed = _VALIDATION_ERROR.match(str(error))
     if parsed is None:
-        return InvalidRequestError(str(error))
+        missing = _MISSING_FIELD.search(str(error))
+        if missing is None:
+            return InvalidRequestError(str(error))
+        return InvalidRequestError(f"{missing[1]}: is missing", param=missing[1])
     what, path = parsed.groups()
     return InvalidRequestError(f"{path}: {what[:1].lower()}{what[1:]}", param=path)

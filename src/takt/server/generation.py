@@ -32,6 +32,11 @@ class PromptRun:
     logprobs: list[TokenLogprob | None] = field(default_factory=list)
     """One entry per prompt token in the end, if they were asked for."""
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether a choice may have a second token."""
+        return self.sampling.max_tokens is None or self.sampling.max_tokens > 1
+
 
 @dataclass(slots=True, eq=False)
 class Choice:
@@ -145,7 +150,7 @@ class Generation:
                     sampling=run.sampling,
                     priority=self._priority,
                     cache_salt=self._cache_salt,
-                    slo_itl_ns=self.slo.itl_ns,
+                    slo_itl_ns=self.slo.itl_ns if run.has_gaps else None,
                     slo_ttft_ns=self.slo.ttft_ns,
                 )
             )

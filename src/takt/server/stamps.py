@@ -101,7 +101,8 @@ class RequestStamps:
     def finished(self) -> None:
         num_gaps = sum(max(choice.num_tokens - 1, 0) for choice in self._generation.choices)
         num_late = sum(choice.num_late_gaps for choice in self._generation.choices)
-        self._ledger.request(is_good=self._is_first_in_time and 100 * num_late <= num_gaps)
+        if self._has_first:  # a request for a prompt's score alone has no times to keep
+            self._ledger.request(is_good=self._is_first_in_time and 100 * num_late <= num_gaps)
         self._end(None)
 
     def failed(self) -> None:

@@ -72,6 +72,7 @@ def poisson_arrivals(
     """Requests at exponential distances; equal for equal seeds."""
     require_positive("the rate of requests", rate_per_s)
     require_whole("the number of requests", num_requests)
+    require_whole("the seed", seed, 0)
     rng = np.random.default_rng(seed)
     gaps_ns = rng.exponential(1e9 / rate_per_s, num_requests)
     times = np.cumsum(gaps_ns).astype(np.int64)

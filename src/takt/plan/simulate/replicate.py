@@ -56,6 +56,10 @@ class Experiment:
     seed: int = 0
     warm_up_share: float = 0.1
 
+    def __post_init__(self) -> None:
+        """Raises `PlanInputError`."""
+        require_whole("the seed", self.seed, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
