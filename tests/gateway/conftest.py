@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import redis
+import redis.asyncio
 from gateway_process import GatewayProcess
 from redis_process import RedisProcess
 from scripted_upstream import ScriptedUpstream
 from store_driver import StoreDriver, make_driver
+
+from takt.gateway.store import redis as redis_store
 
 
 @pytest.fixture(scope="session")
@@ -27,12 +30,23 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
+@pytest.fixture
+def claims_as_if_synced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a Redis whose replies wait for no disk, claims as on one whose replies do."""
+
+    async def fsync(client: redis.asyncio.Redis) -> str:
+        return "always"
+
+    monkeypatch.setattr(redis_store, "_fsync", fsync)
+
+
 @pytest.fixture(params=["sqlite", "redis"])
 def driver(
     request: pytest.FixtureRequest,
     tmp_path: Path,
     runner: asyncio.Runner,
     redis_process: RedisProcess,
+    claims_as_if_synced: None,
 ) -> Iterator[StoreDriver]:
     driver = make_driver(request.param, runner, tmp_path, redis_process)
     yield driver
@@ -40,7 +54,12 @@ def driver(
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path, redis_process: RedisProcess) -> str:
+def store_url(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    redis_process: RedisProcess,
+    claims_as_if_synced: None,
+) -> str:
     """An empty store of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'store.db'}"

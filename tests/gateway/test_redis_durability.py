@@ -15,9 +15,10 @@ from redis_process import RedisProcess
 from scripted_upstream import ScriptedUpstream, answer, hold
 from store_driver import LEASE_MS, OK, TTL_MS, StoreDriver, success
 
+from takt.errors import ConfigError
 from takt.gateway.states import Attempt, Claimed, OnUnknown, Settled, State
 from takt.gateway.store import redis_confirm
-from takt.gateway.store.base import Held
+from takt.gateway.store.base import Held, StoreUnavailableError
 from takt.gateway.store.redis import RedisStore
 from takt.gateway.store.redis_scripts import DEAD, FENCE, keys_of
 
@@ -123,6 +124,18 @@ def test_claim_is_an_ordinary_one_where_no_reply_waits_for_the_disk(
         driver.close()
         server.client.close()
         process.kill()
+
+
+def test_a_redis_that_takes_no_writes_is_not_there(server: Server, runner: asyncio.Runner) -> None:
+    store = RedisStore(server.process.url)
+    runner.run(store.open())
+    server.client.config_set("min-replicas-to-write", 1)
+    runner.run(store.ping())
+    with pytest.raises(StoreUnavailableError, match="NOREPLICAS"):
+        runner.run(store.ping(writes=True))
+    runner.run(store.close())
+    with pytest.raises(ConfigError, match="takes no writes"):
+        runner.run(RedisStore(server.process.url).open())
 
 
 NEXT_WRITES: dict[str, Callable[[StoreDriver, Held], bool]] = {

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from store_driver import OK, identity, success, terms
+from store_driver import OK, TTL_MS, identity, success, terms
 
-from takt.gateway.states import Attempt, Claimed, OnUnknown, Settled, State
+from takt.gateway.states import Attempt, Claim, Claimed, OnUnknown, Running, Settled, State
 from takt.gateway.store import sqlite_sync
 from takt.gateway.store.base import Held, StoreUnavailableError
 from takt.gateway.store.sqlite import SqliteStore
+from takt.gateway.wall_clock import ManualWallClock
 
 T = TypeVar("T")
 
@@ -333,3 +334,34 @@ def test_a_sync_that_fails_where_it_stands_fails_the_store(tmp_path: Path) -> No
         await store.close()
 
     asyncio.run(scenario())
+
+
+def test_a_clock_that_is_set_ends_no_lease(runner: asyncio.Runner, tmp_path: Path) -> None:
+    wall = ManualWallClock(1_000_000)
+    store = SqliteStore(tmp_path / "s.db", wall_clock=wall)
+    runner.run(store.open())
+    held = claimed(runner.run(store.claim(identity(), terms(lease_ms=60_000))))
+    wall.advance(100 * TTL_MS)
+    assert runner.run(store.sweep(10)) == 0
+    assert isinstance(runner.run(store.claim(identity(), terms())), Running)
+    assert runner.run(store.finish(held, success(b"late")))
+    runner.run(store.close())
+
+
+@pytest.mark.parametrize("lost", ["s.db", "s.db-wal"])
+def test_a_file_that_is_deleted_is_noticed(
+    runner: asyncio.Runner, tmp_path: Path, lost: str
+) -> None:
+    store = SqliteStore(tmp_path / "s.db")
+    runner.run(store.open())
+    claimed(runner.run(store.claim(identity(), terms())))
+    (tmp_path / lost).unlink()
+    for call in (lambda: store.claim(identity("e"), terms()), store.ping):
+        with pytest.raises(StoreUnavailableError, match="deleted or replaced"):
+            runner.run(call())
+    runner.run(store.close())
+
+
+def claimed(claim: Claim) -> Held:
+    assert isinstance(claim, Claimed)
+    return Held("d", claim.token)

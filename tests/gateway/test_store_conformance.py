@@ -108,6 +108,20 @@ def test_heartbeat_keeps_a_lease(driver: StoreDriver) -> None:
     assert driver.claim() == Running(token)
 
 
+def test_a_sign_of_life_keeps_the_record_of_a_request_that_outlives_its_time(
+    driver: StoreDriver,
+) -> None:
+    held = Held("d", claimed(driver, ttl_ms=1_000).token)
+    driver.advance(900)
+    assert driver.run(driver.store.heartbeat([held], LEASE_MS)) == [True]
+    driver.advance(LEASE_MS - 1)
+    assert driver.claim() == Running(held.token)
+    driver.advance(LEASE_MS - 1)
+    assert driver.finish(held.token, success(b"late"))
+    driver.advance(1_000)
+    assert driver.state() is State.SUCCEEDED
+
+
 def test_expired_lease_stays_where_takeover_is_not_allowed(driver: StoreDriver) -> None:
     token = claimed(driver).token
     driver.advance(LEASE_MS)

@@ -25,6 +25,8 @@ from takt.gateway.states import (
     SETTLED,
     Claim,
     Claimed,
+    Finish,
+    Identity,
     Mismatch,
     OnUnknown,
     Running,
@@ -32,11 +34,13 @@ from takt.gateway.states import (
     State,
     Terms,
 )
-from takt.gateway.store.base import Held, StoreUnavailableError
+from takt.gateway.store.base import LEASES_PER_TTL, Held, StoreUnavailableError
 from takt.gateway.tracing import RequestSpan
 from takt.gateway.upstream import Upstream
 
 logger = logging.getLogger("takt.gateway")
+
+RELEASE_SECONDS = 1.0
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -59,6 +63,9 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_stopping = False
+        self._unanswered: dict[str, tuple[Identity, Terms]] = {}
+        """Claims that the store may have made and did not answer, by digest: nobody leads them."""
+        parts.keeper.on_store_back = self._release_unanswered_soon
 
     @property
     def num_running(self) -> int:
@@ -153,12 +160,15 @@ class Gateway:
     async def _claim(
         self, key: RequestKey, assignment: Assignment, first: Upstream | None
     ) -> Claim:
-        ttl = self.parts.policy.ttl
+        ttl, lease_ms = self.parts.policy.ttl, self.parts.options.lease_ms
+        identity = key.identity
+        unanswered = self._unanswered.pop(identity.digest, None)
         terms = Terms(
-            claim_id=f"{self._owner}{next(self._numbers)}",
+            # Asked again with its name, a claim that was made is that one.
+            claim_id=unanswered[1].claim_id if unanswered else self._new_claim_id(),
             owner=self._owner,
-            lease_ms=self.parts.options.lease_ms,
-            ttl_ms=1000 * ttl.processing,
+            lease_ms=lease_ms,
+            ttl_ms=max(1000 * ttl.processing, LEASES_PER_TTL * lease_ms),
             failed_ttl_ms=1000 * ttl.failed_final,
             upstream="" if first is None else first.url,
             deduplicates=first is not None and first.deduplicates,
@@ -166,10 +176,40 @@ class Gateway:
             allow_takeover=self.parts.keeper.allows_takeover,
         )
         try:
-            return await self.parts.store.claim(key.identity, terms)
+            return await self.parts.store.claim(identity, terms)
         except StoreUnavailableError as error:
+            self._unanswered[identity.digest] = (identity, terms)
             self.parts.keeper.store_failed(error)
             raise store_unavailable() from None
+
+    def _new_claim_id(self) -> str:
+        return f"{self._owner}{next(self._numbers)}"
+
+    def _release_unanswered_soon(self) -> None:
+        if self._unanswered:
+            self._run(self._release_unanswered())
+
+    async def _release_unanswered(self) -> None:
+        """Ends claims that were sent to no upstream, for whoever asks next to begin anew."""
+        # What a store did late it has done by then.
+        await asyncio.sleep(RELEASE_SECONDS)
+        finish = Finish(
+            state=State.FAILED_RETRYABLE,
+            ttl_ms=1000 * self.parts.policy.ttl.failed_retryable,
+            cause="the store did not answer in time",
+        )
+        while self._unanswered:
+            digest, (identity, terms) = next(iter(self._unanswered.items()))
+            try:
+                claim = await self.parts.store.claim(
+                    identity, structs.replace(terms, upstream="", allow_takeover=False)
+                )
+                # Not if somebody asked again meanwhile, with the claim's own name.
+                if self._unanswered.pop(digest, None) and isinstance(claim, Claimed):
+                    await self.parts.store.finish(Held(digest, claim.token), finish)
+            except StoreUnavailableError as error:
+                self.parts.keeper.store_failed(error)
+                return
 
     def _lead(
         self,

@@ -180,7 +180,11 @@ class Handler:
         progress: Progress,
     ) -> int:
         for _ in range(MAX_LOST):
+            exchange.is_claiming = True
             found = await self._gateway.find(key, assignment, span)
+            exchange.is_claiming = False
+            if not exchange.has_client:
+                raise asyncio.CancelledError
             progress.execution = found.execution
             progress.is_duplicate = found.is_duplicate
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 
 from takt.clock import Clock
 from takt.gateway.metrics import GatewayMetrics
@@ -38,6 +39,7 @@ class LeaseKeeper:
         self._writers: dict[RecordWriter, None] = {}
         """In the order in which they were flushed last."""
         self._available_since_ns: int | None = clock.now_ns()
+        self.on_store_back: Callable[[], object] = lambda: None
 
     @property
     def allows_takeover(self) -> bool:
@@ -62,6 +64,7 @@ class LeaseKeeper:
         if self._available_since_ns is None:
             self._available_since_ns = self._clock.now_ns()
             logger.warning("the store answers again")
+            self.on_store_back()
         self._metrics.store_up.set(1)
 
     def store_failed(self, error: StoreUnavailableError) -> None:
@@ -94,8 +97,8 @@ class LeaseKeeper:
 
     async def _beat(self) -> None:
         writers = list(self._writers)
-        if not writers:
-            await self._store.ping()
+        if not (writers and self.is_store_up):
+            await self._store.ping(writes=not self.is_store_up)
         for at in range(0, len(writers), MAX_LEASES_PER_CALL):
             some = writers[at : at + MAX_LEASES_PER_CALL]
             answers = await self._store.heartbeat([one.held for one in some], self._lease_ms)

@@ -109,7 +109,7 @@ class ClientConnection(asyncio.Protocol):
         self._site.connections.discard(self)
         self._site.turned_away.discard(self)
         self._ahead.clear()
-        if self._task is not None:
+        if self._task is not None and not (self._current and self._current.is_claiming):
             self._task.cancel()
         if self._current is not None and not self._is_handling:
             self._dismiss(self._current)

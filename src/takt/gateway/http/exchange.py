@@ -47,6 +47,7 @@ class Exchange:
         "is_admitted",
         "is_answered",
         "is_begun",
+        "is_claiming",
         "is_http10",
         "is_received",
         "keeps_alive",
@@ -87,11 +88,17 @@ class Exchange:
         self._more = bytearray()
         """What came of the body behind its first piece, which mostly is all of it."""
         self.is_received = self.is_admitted = False
+        self.is_claiming = False
+        """Its key is being claimed: that is led to its end, with its client or without."""
         self.is_begun = self.is_answered = False
         self.on_drained: Callable[[], None] | None = None
         """Called when the client has read what was written; until then it `is_held_up`."""
         self._head = b""
         self._is_chunked = False
+
+    @property
+    def has_client(self) -> bool:
+        return not self._wire.is_closing
 
     @property
     def is_held_up(self) -> bool:

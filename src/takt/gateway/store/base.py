@@ -10,6 +10,9 @@ import msgspec
 from takt.errors import TaktError
 from takt.gateway.states import Attempt, Claim, Claimed, Finish, Head, Identity, Record, Terms
 
+LEASES_PER_TTL = 2
+"""A record that is held is kept for so many leases more with each sign of life, at least."""
+
 
 class StoreUnavailableError(TaktError):
     """The store did not answer, or could not write; nothing may be executed. HTTP 503."""
@@ -43,7 +46,9 @@ class Store(Protocol):
 
     async def close(self) -> None: ...
 
-    async def ping(self) -> None: ...
+    async def ping(self, *, writes: bool = False) -> None:
+        """`writes` asks whether it takes writes too."""
+        ...
 
     async def claim(self, identity: Identity, terms: Terms) -> Claim:
         """absent or failed_retryable or an expired lease -> processing, with a new token.

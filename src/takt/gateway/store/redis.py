@@ -34,13 +34,16 @@ from takt.gateway.states import (
     State,
     Terms,
 )
-from takt.gateway.store.base import Held, Snapshot, StoreUnavailableError
+from takt.gateway.store.base import LEASES_PER_TTL, Held, Snapshot, StoreUnavailableError
 from takt.gateway.store.history import decode_head, decode_history, encode_attempt, encode_head
 from takt.gateway.store.redis_confirm import ClaimConfirmer
 from takt.gateway.store.redis_pipe import Argument, ScriptPipe
-from takt.gateway.store.redis_scripts import DEAD, fields_of, keys_of, load_scripts
+from takt.gateway.store.redis_scripts import DEAD, PREFIX, fields_of, keys_of, load_scripts
 
 logger = logging.getLogger("takt.gateway")
+
+_PROBE = ("SET", PREFIX + "probe", 1, "PX", 1000)
+"""A write, whatever else there is."""
 
 TIMEOUT_SECONDS = 2.0
 NUM_RETRIES = 2
@@ -91,6 +94,10 @@ class RedisStore:
             memory: dict[str, Any] = await client.info("memory")
         except (RedisError, OSError) as error:
             raise ConfigError(f"the store {self._name} does not answer: {error}") from None
+        try:
+            await client.execute_command(*_PROBE)  # type: ignore[no-untyped-call]
+        except (RedisError, OSError) as error:
+            raise ConfigError(f"the store {self._name} takes no writes: {error}") from None
         fsync = await _fsync(client) if persistence.get("aof_enabled") else "no"
         self._waits_for_disk = fsync == "always"
         if self._may_forget:
@@ -116,8 +123,8 @@ class RedisStore:
         await self._confirmer.close()
         await self._pipe.close()
 
-    async def ping(self) -> None:
-        await self._command("PING")
+    async def ping(self, *, writes: bool = False) -> None:
+        await self._command(*(_PROBE if writes else ("PING",)))
 
     async def claim(self, identity: Identity, terms: Terms) -> Claim:
         answer = await self._script(
@@ -156,7 +163,9 @@ class RedisStore:
 
     async def heartbeat(self, held: Sequence[Held], lease_ms: int) -> list[bool]:
         return list(
-            await asyncio.gather(*(self._as_holder("heartbeat", one, lease_ms) for one in held))
+            await asyncio.gather(
+                *(self._as_holder("heartbeat", one, lease_ms, LEASES_PER_TTL) for one in held)
+            )
         )
 
     async def begin_attempt(self, held: Held, upstream: str, deduplicates: bool) -> bool:

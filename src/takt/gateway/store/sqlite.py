@@ -81,13 +81,15 @@ class SqliteStore:
             self._open.inline.close()
             self._open = None
 
-    async def ping(self) -> None:
-        self._parts.sync.check()
-        await self._queue(
-            lambda db: db.execute("SELECT seq FROM sqlite_sequence").fetchone(), writes=False
+    async def ping(self, *, writes: bool = False) -> None:
+        self._parts.sync.check_file()
+        query = (
+            "UPDATE sqlite_sequence SET seq = seq" if writes else "SELECT seq FROM sqlite_sequence"
         )
+        await self._queue(lambda db: db.execute(query).fetchone(), writes=writes)
 
     async def claim(self, identity: Identity, terms: Terms) -> Claim:
+        self._parts.sync.check_file()
         result: Claim = self._claim_new(identity, terms) or await self._write(
             lambda db: scripts.claim(db, self._now(), identity, terms)
         )

@@ -22,7 +22,7 @@ from takt.gateway.states import (
     State,
     Terms,
 )
-from takt.gateway.store.base import Held, Snapshot
+from takt.gateway.store.base import LEASES_PER_TTL, Held, Snapshot
 from takt.gateway.store.history import decode_head, decode_history, encode_head, extend_history
 from takt.gateway.store.sqlite_statements import NS_PER_MS, Now, claim_new, finish_short, is_short
 
@@ -32,7 +32,7 @@ def claim(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) ->
     if claimed is not None:
         return claimed
     row = _known(db, identity.digest)
-    if row["expires_ms"] <= now.wall_ms:
+    if _is_over(row, now):
         _delete(db, identity.digest)
         return claim(db, now, identity, terms)
     if row["fingerprint"] != identity.fingerprint:
@@ -56,9 +56,9 @@ def heartbeat(db: sqlite3.Connection, now: Now, held: Sequence[Held], lease_ms: 
     until = now.lease_ns + lease_ms * NS_PER_MS
     return [
         db.execute(
-            "UPDATE records SET lease_until_ns = ?, boot_id = ? "
-            "WHERE digest = ? AND token = ? AND state = 'processing' AND expires_ms > ?",
-            (until, now.boot_id, one.digest, one.token, now.wall_ms),
+            "UPDATE records SET lease_until_ns = ?, boot_id = ?, expires_ms = max(expires_ms, ?) "
+            "WHERE digest = ? AND token = ? AND state = 'processing'",
+            (until, now.boot_id, now.wall_ms + LEASES_PER_TTL * lease_ms, one.digest, one.token),
         ).rowcount
         == 1
         for one in held
@@ -68,7 +68,7 @@ def heartbeat(db: sqlite3.Connection, now: Now, held: Sequence[Held], lease_ms: 
 def begin_attempt(
     db: sqlite3.Connection, now: Now, held: Held, upstream: str, deduplicates: bool
 ) -> bool:
-    if not _holds(db, now, held):
+    if not _holds(db, held):
         return False
     # Sent again after a lost answer, it finds in_flight set and counts nothing.
     db.execute(
@@ -80,7 +80,7 @@ def begin_attempt(
 
 
 def end_attempt(db: sqlite3.Connection, now: Now, held: Held, attempt: Attempt) -> bool:
-    if not _holds(db, now, held):
+    if not _holds(db, held):
         return False
     history = _with_attempt(db, held.digest, attempt)
     db.execute(
@@ -98,7 +98,7 @@ def append(
     first_chunk: int,
     chunks: Sequence[bytes],
 ) -> bool:
-    found = _held(db, now, held)
+    found = _held(db, held)
     if found is None:
         return False
     record, _ = found
@@ -113,12 +113,12 @@ def append(
 def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
     if is_short(end) and finish_short(db, now, held, end):
         return True
-    found = _held(db, now, held)
+    found = _held(db, held)
     if found is None:
         row = _row(db, held.digest)
         return (
             row is not None
-            and row["expires_ms"] > now.wall_ms
+            and not _is_over(row, now)
             and row["token"] == held.token
             and row["state"] == end.state
         )
@@ -148,7 +148,7 @@ def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
 
 def read(db: sqlite3.Connection, now: Now, digest: str, first_chunk: int | None) -> Snapshot | None:
     row = _row(db, digest)
-    if row is None or row["expires_ms"] <= now.wall_ms:
+    if row is None or _is_over(row, now):
         return None
     chunks: tuple[bytes, ...] = ()
     if first_chunk is not None and row["body"] is not None:
@@ -209,8 +209,9 @@ def purge(db: sqlite3.Connection, digests: Sequence[str]) -> int:
 
 def sweep(db: sqlite3.Connection, now: Now, limit: int) -> int:
     rows = db.execute(
-        "SELECT digest FROM records WHERE expires_ms <= ? ORDER BY expires_ms LIMIT ?",
-        (now.wall_ms, limit),
+        "SELECT digest FROM records WHERE expires_ms <= ? AND NOT (state = 'processing' "
+        "AND boot_id = ? AND lease_until_ns > ?) ORDER BY expires_ms LIMIT ?",
+        (now.wall_ms, now.boot_id, now.lease_ns, limit),
     ).fetchall()
     for (digest,) in rows:
         _delete(db, digest)
@@ -232,18 +233,23 @@ def _known(db: sqlite3.Connection, digest: str) -> sqlite3.Row:
     return row
 
 
-def _holds(db: sqlite3.Connection, now: Now, held: Held) -> bool:
-    return _held(db, now, held) is not None
+def _holds(db: sqlite3.Connection, held: Held) -> bool:
+    return _held(db, held) is not None
 
 
-def _held(db: sqlite3.Connection, now: Now, held: Held) -> tuple[int, int] | None:
+def _held(db: sqlite3.Connection, held: Held) -> tuple[int, int] | None:
     """The record's `id` and chunks of its answer so far; None if the claim is not held any more."""
     found: tuple[int, int] | None = db.execute(
         "SELECT id, num_chunks FROM records "
-        "WHERE digest = ? AND token = ? AND state = 'processing' AND expires_ms > ?",
-        (held.digest, held.token, now.wall_ms),
+        "WHERE digest = ? AND token = ? AND state = 'processing'",
+        (held.digest, held.token),
     ).fetchone()
     return found
+
+
+def _is_over(row: sqlite3.Row, now: Now) -> bool:
+    """Whether its time to live has ended. The wall clock may be set: it ends no lease."""
+    return bool(row["expires_ms"] <= now.wall_ms) and not _is_lease_alive(row, now)
 
 
 def _is_lease_alive(row: sqlite3.Row, now: Now) -> bool:

@@ -81,7 +81,7 @@ def finish_short(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> b
         db.execute(
             "UPDATE records SET state = ?, in_flight = 0, head = ?, body = ?, num_chunks = 1, "
             "cause = ?, updated_ms = ?, expires_ms = ? WHERE digest = ? AND token = ? "
-            "AND state = 'processing' AND expires_ms > ? AND num_chunks = 0",
+            "AND state = 'processing' AND num_chunks = 0",
             (
                 end.state,
                 encode_head(end.head),
@@ -91,7 +91,6 @@ def finish_short(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> b
                 now.wall_ms + end.ttl_ms,
                 held.digest,
                 held.token,
-                now.wall_ms,
             ),
         ).rowcount
         == 1

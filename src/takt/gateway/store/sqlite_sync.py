@@ -57,6 +57,7 @@ class LogSync:
         self.is_syncing = self._is_overdue = False
         try:
             self._descriptor = os.open(path.with_name(f"{path.name}-wal"), os.O_RDONLY)
+            self._file = path.stat().st_ino
             _sync_names(path.parent)
         except OSError as error:
             raise ConfigError(f"the store {path} cannot be used: {error}") from None
@@ -67,6 +68,19 @@ class LogSync:
     def check(self) -> None:
         """Raises `StoreUnavailableError` if the disk has failed before."""
         if self._failure is not None:
+            raise self._failure
+
+    def check_file(self) -> None:
+        """Likewise if whoever opens the path now gets another file or log."""
+        self.check()
+        try:
+            is_same = self._path.stat().st_ino == self._file
+        except OSError:
+            is_same = False
+        if not is_same or os.fstat(self._descriptor).st_nlink == 0:
+            self._failure = StoreUnavailableError(
+                f"the store {self._path} was deleted or replaced: start the gateway again"
+            )
             raise self._failure
 
     async def wait(self) -> None:
