@@ -191,6 +191,23 @@ def test_each_credential_that_an_upstream_may_look_at_makes_another_tenant(
     runner.run(scenario())
 
 
+@pytest.mark.parametrize("name", [b"Idempotency-Key", b"authorization", b"Api-Key"])
+def test_a_second_header_that_says_whose_or_which_request_it_is_is_refused(
+    runner: asyncio.Runner, upstream: ScriptedUpstream, sqlite_url: str, name: bytes
+) -> None:
+    async def scenario() -> None:
+        async with Harness([upstream], sqlite_url) as gateway:
+            twice = b"%b: one\r\n%b: two\r\nContent-Length: 2" % (name, name)
+            answered = await send_raw(
+                gateway.url, request_bytes().replace(b"Content-Length: 2", twice)
+            )
+            assert answered.startswith(b"HTTP/1.1 400")
+            assert b"no more than one" in answered
+        assert upstream.num_executed == 0
+
+    runner.run(scenario())
+
+
 def test_dead_letter_keeps_no_header_that_may_hold_a_secret() -> None:
     given = [
         ("Authorization", "s"),

@@ -17,7 +17,7 @@ from takt.gateway.headers import DEADLINE_HEADER, to_upstream
 from takt.gateway.http.decoding import BadEncodingError, Decoder, encoding_to_undo
 from takt.gateway.http.exchange import Exchange
 from takt.gateway.http.request_reader import body_too_large
-from takt.gateway.keys import RequestKey, Tenants, request_key
+from takt.gateway.keys import CREDENTIAL_HEADERS, RequestKey, Tenants, request_key
 from takt.gateway.policy import Route
 from takt.gateway.rate_limit import RateLimiter
 from takt.gateway.responder import LostBeforeAnswerError, respond, write_error
@@ -59,6 +59,16 @@ class Handler:
         self._options = gateway.parts.options
         self._key_rules = self._options.key_rules
         self._tenants = Tenants(self._key_rules)
+        rules = self._key_rules
+        self._names = [
+            name
+            for name in (
+                *(KEY_HEADER, *CREDENTIAL_HEADERS),
+                *(rules.tenant_header, rules.business_id_header),
+            )
+            if name is not None
+        ]
+        """Headers that say whose request it is, and which: an upstream may read another than we."""
         self._limiter = RateLimiter(self._options.rate_limit, self._parts.clock)
         self._admitted: dict[Exchange, Progress] = {}
         self.is_draining = False
@@ -103,6 +113,9 @@ class Handler:
                 f"{self.num_in_flight} requests are in flight, the most there may be.",
                 retry_after_seconds=1,
             )
+        for name in self._names:
+            if exchange.headers.count(name) > 1:
+                raise InvalidRequestError(f"a request must have no more than one {name}")
         tenant = self._tenants.of(exchange.headers)
         wait = self._limiter.retry_after_seconds(tenant)
         if wait is not None:
