@@ -65,7 +65,7 @@ class Served:
         request = AddRequest(
             name, [1] * num_prompt, SamplingParams(max_tokens=max_tokens), **fields
         )
-        self.gate.check(request, self.num_outstanding)
+        self.gate.check([request], self.num_outstanding)
         self.gate.sent(request)
         self.num_outstanding += 1
         self.arrival_ns[name] = self.clock.now_ns()
@@ -399,12 +399,29 @@ def test_a_queue_lets_wait_whom_refusal_would_send_away() -> None:
     assert len(served.first_token_ns) == 40
 
 
+def many(num: int, num_prompt: int = 100) -> list[AddRequest]:
+    return [AddRequest(f"m{i}", [1] * num_prompt, SamplingParams(max_tokens=5)) for i in range(num)]
+
+
+def test_prompts_of_one_request_are_let_in_together_or_not_at_all() -> None:
+    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
+    served.gate.check(many(8), 0)
+    with pytest.raises(InvalidRequestError, match=r"of the request's 30 prompts .* let in \d+ at"):
+        served.gate.check(many(30), 0)
+    served.ask("running", 50, 400)
+    served.step()
+    with pytest.raises(OverloadedError, match="prefill_backlog"):
+        served.gate.check(many(30), 1)
+    # What was asked for together left nothing behind.
+    served.gate.check(many(8), 1)
+
+
 def test_the_queue_is_bounded() -> None:
     gate = Gate(SchedulerOptions(max_num_seqs=2, max_num_waiting=3))
     request = AddRequest("a", [1], SamplingParams(max_tokens=1))
-    gate.check(request, 4)
+    gate.check([request], 4)
     with pytest.raises(OverloadedError, match="--max-num-waiting") as got:
-        gate.check(request, 5)
+        gate.check([request], 5)
     assert got.value.code == "queue_full"
 
 

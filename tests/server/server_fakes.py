@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvloop
@@ -142,6 +142,10 @@ class FakeEngine:
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         self.aborted.append((request_id, choice))
+
+    def check(self, requests: Sequence[AddRequest]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     async def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]:
         self.requests.append(request)

@@ -73,6 +73,16 @@ def test_a_server_that_keeps_no_targets_says_so(server: FakeServer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_of_several_prompts_none_is_sent_if_they_are_not_let_in_together(stream: bool) -> None:
+    with FakeServer() as server, httpx.Client(base_url=server.url, timeout=200) as http:
+        server.engine.refusal = OverloadedError("busy", retry_after_seconds=7)
+        body = {"prompt": ["a", "b"], "stream": stream}
+        answer = http.post("/v1/completions", json=body)
+        assert (answer.status_code, answer.headers["Retry-After"]) == (429, "7")
+        assert server.engine.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_refusal_is_429_with_reason_prediction_and_what_would_do(
     server: FakeServer, stream: bool
 ) -> None:

@@ -58,6 +58,10 @@ class EngineClient(Protocol):
         """One for each engine, by number; without data parallelism there is one."""
         ...
 
+    def check(self, requests: Sequence[AddRequest]) -> None:
+        """Raises what `generate` would before it sends one of them, were all sent together."""
+        ...
+
     def generate(self, request: AddRequest) -> AsyncIterator[RequestOutput]: ...
 
     def abort(self, request_id: str, choice: int | None = None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from takt.clock import Clock, MonotonicClock
 from takt.config import SchedulerOptions
 from takt.engine.messages import AddRequest
@@ -26,9 +28,12 @@ class Gate:
             slo = SLO.from_ms(options.slo_itl_p99_ms, options.slo_ttft_p99_ms)
             self._admission = Admission(slo, refuses=options.admission == "refuse")
 
-    def check(self, request: AddRequest, num_outstanding: int) -> None:
-        """Raises `OverloadedError` if it is not let in now, `InvalidRequestError` if never."""
-        num_choices = request.sampling.n
+    def check(self, requests: Sequence[AddRequest], num_outstanding: int) -> None:
+        """Whether requests, of one client's with as many prompts, are let in together.
+
+        Raises `OverloadedError` if they are not now, `InvalidRequestError` if never.
+        """
+        num_choices = sum(request.sampling.n for request in requests)
         if num_outstanding and num_outstanding + num_choices > self._max_outstanding:
             raise OverloadedError(
                 f"{num_outstanding} sequences run or wait and {num_choices} more would exceed "
@@ -38,7 +43,8 @@ class Gate:
             )
         if self._admission is None:
             return
-        refusal = self._admission.check(self._ask(request), self._clock.now_ns())
+        asks = [self._ask(request) for request in requests]
+        refusal = self._admission.check(asks, self._clock.now_ns())
         if refusal is not None:
             raise _overloaded(refusal)
 

@@ -192,20 +192,20 @@ class ProcessEngineClient:
         pid = self.engine_pid
         return (ReplicaStatus(0, self._state, num_restarts, num_owed, 0, pid, self._info),)
 
-    def check(self, request: AddRequest) -> None:
-        """Raises what `generate` would before it sends the request."""
+    def check(self, requests: Sequence[AddRequest]) -> None:
         if self._state is not EngineState.READY:
             raise EngineDeadError(_UNAVAILABLE[self._state])
-        self._gate.check(request, self._streams.num_choices)
-        if request.request_id in self._streams:
-            raise ValueError(f"request_id {request.request_id} is in use")
+        self._gate.check(requests, self._streams.num_choices)
+        for request in requests:
+            if request.request_id in self._streams:
+                raise ValueError(f"request_id {request.request_id} is in use")
 
     async def generate(
         self, request: AddRequest, *, is_checked: bool = False
     ) -> AsyncGenerator[RequestOutput, None]:
         """`is_checked` says that `check` has just let the request in."""
         if not is_checked:
-            self.check(request)
+            self.check([request])
         child = self._child
         assert child is not None
         request = msgspec.structs.replace(request, sampling=with_seed(request.sampling))

@@ -166,6 +166,11 @@ class ReplicatedEngineClient:
         """Sequences that the engines still owe tokens."""
         return sum(replica.client.num_outstanding for replica in self._replicas)
 
+    def check(self, requests: Sequence[AddRequest]) -> None:
+        """Of several prompts each replica judges its own, when they are sent."""
+        if not any(True for _ in self._alive()):
+            raise EngineDeadError("no replica of the engine is ready")
+
     async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
         if request.request_id in self._journeys:
             raise ValueError(f"request_id {request.request_id} is in use")
@@ -233,7 +238,7 @@ class ReplicatedEngineClient:
         refusal: OverloadedError | None = None
         for replica in self._order(journey):
             try:
-                replica.client.check(journey.request)
+                replica.client.check([journey.request])
             except OverloadedError as error:
                 refusal = refusal or error
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -107,6 +107,8 @@ class Admission:
         self._mean_cost = MeanCost()
         self._num_sent = 0
         self._under_way: dict[str, tuple[int, Job]] = {}
+        self._beside: list[Job] = []
+        """Prompts of the request that is asked for, which are to be let in together."""
 
     def restart(self) -> None:
         """A new engine starts: nothing is known of it and nothing was sent to it."""
@@ -122,11 +124,38 @@ class Admission:
         for name in [n for n, (number, _) in self._under_way.items() if number <= taken]:
             del self._under_way[name]
 
-    def check(self, ask: Ask, now_ns: int) -> Refusal | None:
-        """Why a request is not let in, or None.
+    def check(self, asks: Sequence[Ask], now_ns: int) -> Refusal | None:
+        """Why a request, of one prompt or several, is not let in, or None.
 
         Raises `InvalidRequestError` for a target that even an idle server could not meet.
         """
+        try:
+            for ask in asks:
+                refusal = self._check(ask, now_ns)
+                if refusal is not None:
+                    self._check_together(refusal, asks)
+                    return refusal
+                if self.snapshot is not None and self._refuses and len(asks) > 1:
+                    target = ask.slo.within(self._slo)
+                    self._beside.append(_job(ask, target, self.snapshot, now_ns))
+        finally:
+            self._beside.clear()
+        return None
+
+    def _check_together(self, refusal: Refusal, asks: Sequence[Ask]) -> None:
+        """Raises if only the request's own prompts are in each other's way."""
+        snapshot, num_in = self.snapshot, len(self._beside)
+        assert snapshot is not None
+        if num_in and snapshot.is_idle and not self._under_way:
+            raise InvalidRequestError(
+                f"of the request's {len(asks)} prompts even an idle server could let in {num_in} "
+                f"at a time, if all are to have their targets ({refusal.reason}): send them in "
+                "several requests",
+                param="prompt",
+                code=UNATTAINABLE,
+            )
+
+    def _check(self, ask: Ask, now_ns: int) -> Refusal | None:
         snapshot = self.snapshot
         if snapshot is None:
             return None
@@ -168,7 +197,8 @@ class Admission:
 
     def _jobs(self, snapshot: LoadSnapshot) -> list[Job]:
         """Prompts that the engine has, and those on the way to it, in order."""
-        jobs: Iterable[Job] = (*snapshot.jobs, *(job for _, job in self._under_way.values()))
+        under_way = (job for _, job in self._under_way.values())
+        jobs = (*snapshot.jobs, *under_way, *self._beside)
         return sorted(jobs, key=lambda job: job.order_ns)
 
 

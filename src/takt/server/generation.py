@@ -142,20 +142,21 @@ class Generation:
         """What the engine says of all choices, interleaved; raises what its client raises."""
         if self._gone:
             raise TooLateError
-        streams = [
-            self._engine.generate(
-                AddRequest(
-                    request_id=run.request_id,
-                    prompt_token_ids=run.prompt.token_ids,
-                    sampling=run.sampling,
-                    priority=self._priority,
-                    cache_salt=self._cache_salt,
-                    slo_itl_ns=self.slo.itl_ns if run.has_gaps else None,
-                    slo_ttft_ns=self.slo.ttft_ns,
-                )
+        requests = [
+            AddRequest(
+                request_id=run.request_id,
+                prompt_token_ids=run.prompt.token_ids,
+                sampling=run.sampling,
+                priority=self._priority,
+                cache_salt=self._cache_salt,
+                slo_itl_ns=self.slo.itl_ns if run.has_gaps else None,
+                slo_ttft_ns=self.slo.ttft_ns,
             )
             for run in self.runs
         ]
+        if len(requests) > 1:
+            self._engine.check(requests)  # else some would be computed in vain
+        streams = [self._engine.generate(request) for request in requests]
         return OutputIterator(streams[0]) if len(streams) == 1 else _MergedOutputs(streams)
 
     def read(self, output: RequestOutput) -> list[TokenEvent]:

@@ -43,7 +43,7 @@ class LaneContract:
                 priority=request.priority,
                 slo=request.slo,
             )
-            if self._admission.check(ask, request.arrival_ns) is not None:
+            if self._admission.check([ask], request.arrival_ns) is not None:
                 self.refused.add(index)
                 return False
             self._admission.sent(ask, request.arrival_ns)
