@@ -16,6 +16,7 @@ from takt.errors import ConfigError, InvalidRequestError
 from takt.gateway.attempt import retry_after_ms
 from takt.gateway.breaker import MAX_COOL_DOWN_MS, Breaker, BreakerState
 from takt.gateway.budget import RetryBudget
+from takt.gateway.execution import Execution
 from takt.gateway.headers import head_of
 from takt.gateway.http.fields import Headers
 from takt.gateway.keys import KeyRules, request_key
@@ -25,7 +26,7 @@ from takt.gateway.retry import Failure, GiveUp, Outcome, Retry, backoff_ms, deci
 from takt.gateway.router import Router
 from takt.gateway.states import State
 from takt.gateway.store.open import make_store
-from takt.gateway.stream_end import StreamEnd
+from takt.gateway.stream_end import StreamEnd, event_end
 from takt.gateway.upstream import Upstream
 from takt.idempotency import fingerprint
 
@@ -276,6 +277,29 @@ def test_error_event_without_a_line_end_is_found_at_the_end() -> None:
     assert end.feed(b'data: 1\n\ndata: {"error": {"message": "x"}}') == b"data: 1\n\n"
     end.end()
     assert end.error == b'data: {"error": {"message": "x"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("open_end", "rest"),
+    [
+        (b"", b""),
+        (b"a\n\n", b""),
+        (b"a\r\n\r\n", b""),
+        (b"a\r\r", b""),
+        (b"a\n\r\n", b""),
+        (b"a", b"\n\n"),
+        (b"a\n", b"\n"),
+        (b"a\r\n", b"\r\n"),
+        (b"a\r", b"\n\r\n"),
+        (b"a\n\r", b"\n"),
+        (b"a\r\n\r", b"\n"),
+    ],
+)
+def test_an_open_event_is_ended_in_its_own_way(open_end: bytes, rest: bytes) -> None:
+    execution = Execution("")
+    for at in range(len(open_end)):
+        execution.append(open_end[at : at + 1])
+    assert event_end(execution.tail) == event_end(b": before\n\n" + open_end) == rest
 
 
 @given(st.binary(max_size=60), st.integers(1, 7))

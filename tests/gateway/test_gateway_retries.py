@@ -19,6 +19,7 @@ from scripted_upstream import (
     stream,
 )
 
+from takt.gateway import attempt as attempts
 from takt.gateway.states import State
 
 BEGUN = b"".join(EVENTS[:2])
@@ -326,6 +327,60 @@ def test_answer_that_stands_still_is_given_up(
         assert b"error" in streamed.body
         assert (silent.status, code_of(silent)) == (504, "dead_letter")
         assert letters[0].state is State.DEAD
+
+    runner.run(scenario())
+
+
+def drip(status: int) -> Reply:
+    """An answer whose body never ends."""
+
+    async def reply(
+        upstream: ScriptedUpstream, request: web.Request, body: bytes
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(status=status, headers={"Content-Type": "text/plain"})
+        await response.prepare(request)
+        while True:
+            await response.write(b"busy ")
+            await asyncio.sleep(0.01)
+
+    return reply
+
+
+def test_refusal_that_drips_is_tried_again(
+    runner: asyncio.Runner,
+    upstream: ScriptedUpstream,
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "MAX_REFUSAL_SECONDS", 0.3)
+
+    async def scenario() -> None:
+        upstream.script = [drip(503)]
+        upstream.default = answer()
+        retry = {"max_tries": 2}
+        async with Harness([upstream], sqlite_url, retry=retry) as gateway, asyncio.timeout(20):
+            assert (await gateway.post()).status == 200
+            upstream.default = drip(429)
+            told = await gateway.post("told")
+        assert told.status == 429 and told.body.startswith(b"busy ")
+
+    runner.run(scenario())
+
+
+def test_refusal_that_drips_is_read_no_longer_than_the_deadline(
+    runner: asyncio.Runner,
+    upstream: ScriptedUpstream,
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempts, "MAX_REFUSAL_SECONDS", 60.0)
+
+    async def scenario() -> None:
+        upstream.default = drip(503)
+        headers = {"X-Request-Timeout-Ms": "1000"}
+        async with Harness([upstream], sqlite_url) as gateway, asyncio.timeout(20):
+            assert (await gateway.post(headers=headers)).body.startswith(b"busy ")
+        assert len(upstream.seen) == 1
 
     runner.run(scenario())
 

@@ -19,7 +19,7 @@ from takt.gateway.http.decoding import (
     Decoder,
 )
 from takt.gateway.http.pool import ConnectionPool, Origin
-from takt.gateway.http.response import BrokenExchangeError, Response
+from takt.gateway.http.response import BrokenExchangeError, EnoughError, Response
 from takt.gateway.http.upstream_connection import UpstreamConnection
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -133,6 +133,26 @@ def test_what_stands_still_is_late(runner: asyncio.Runner) -> None:
             with pytest.raises(BrokenExchangeError) as broken:
                 await client.get()
             assert broken.value.is_late
+
+    runner.run(scenario())
+
+
+def test_a_reader_that_has_enough_gets_no_more_and_no_error(runner: asyncio.Runner) -> None:
+    begun = HEAD + b"Content-Length: 9\r\n\r\nabc"
+    got: list[bytes] = []
+
+    def take(piece: bytes) -> None:
+        got.append(piece)
+        raise EnoughError
+
+    async def scenario() -> None:
+        connections = ScriptedConnections(Script([begun]))
+        async with RawUpstream(connections) as upstream, Client(upstream.url) as client:
+            response = await client.head()
+            await response.read(take)
+            response.take(b"def")
+            await response.read(take)
+        assert got == [b"abc"] and not response.is_whole
 
     runner.run(scenario())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import email.utils
 import os
 import socket
@@ -17,14 +18,14 @@ from takt.gateway.headers import head_of
 from takt.gateway.http.decoding import BadEncodingError
 from takt.gateway.http.fields import Fields, head_bytes
 from takt.gateway.http.pool import ConnectionPool, Origin
-from takt.gateway.http.response import BrokenExchangeError, Response, Sink
+from takt.gateway.http.response import BrokenExchangeError, EnoughError, Response, Sink
 from takt.gateway.http.upstream_connection import UpstreamConnection
 from takt.gateway.policy import RetryPolicy
 from takt.gateway.retry import Failure, Outcome, status_outcome
 from takt.gateway.states import Head
 from takt.gateway.upstream import Upstream
 
-MAX_REFUSAL_BYTES = 1_048_576
+MAX_REFUSAL_BYTES, MAX_REFUSAL_SECONDS = 1_048_576, 2.0
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 """Methods whose requests need no Content-Length where there is no body."""
@@ -34,10 +35,6 @@ class AttemptFailedError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.cause)
         self.failure = failure
-
-
-class _EnoughError(Exception):
-    """As much was read as is of use."""
 
 
 class OutgoingRequest(msgspec.Struct, frozen=True):
@@ -73,9 +70,11 @@ class OpenAnswer:
         return self._response.whole()
 
     async def read(self, sink: Sink) -> None:
-        """Gives `sink` each piece of the body in the moment it comes; returns at its end.
+        """Gives `sink` each piece of the body in the moment it comes; returns at its end, or when
+        `sink` raises `EnoughError`.
 
-        Raises `AttemptFailedError` if the body breaks off or stands still, and what `sink` raises.
+        Raises `AttemptFailedError` if the body breaks off or stands still, and what else `sink`
+        raises.
         """
         try:
             await self._response.read(sink)
@@ -87,12 +86,19 @@ class OpenAnswer:
 
     def close(self) -> None:
         """A connection whose answer was not read to its end is closed. May be called twice."""
+        self._close(self._connection.close)
+
+    def leave(self) -> None:
+        """As `close`, but what is left of the body may still come in a moment."""
+        self._close(self._connection.leave)
+
+    def _close(self, close_connection: Callable[[], None]) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self.on_close()
         if not self._response.is_whole:
-            self._connection.close()
+            close_connection()
 
 
 class UpstreamClient:
@@ -117,6 +123,7 @@ class UpstreamClient:
     ) -> OpenAnswer:
         """An answer of a status that is not tried again. Raises `AttemptFailedError` otherwise."""
         origin = self.origin_of(upstream)
+        until = self._loop.time() + remaining_ms / 1000
         seconds = min(policy.response_timeout_ms, remaining_ms) / 1000
         connection = self._pool.take(origin)
         if connection is None:
@@ -139,7 +146,7 @@ class UpstreamClient:
         answer = OpenAnswer(response, connection)
         if response.status not in policy.retry_statuses:
             return answer
-        raise AttemptFailedError(await _refusal(response, answer))
+        raise AttemptFailedError(await _refusal(response, answer, until - self._loop.time()))
 
     async def _connect(self, origin: Origin, seconds: float) -> UpstreamConnection:
         try:
@@ -232,9 +239,9 @@ def _request_bytes(origin: Origin, request: OutgoingRequest, headers: Fields) ->
     return head_bytes(first_line, fields, length) + request.body
 
 
-async def _refusal(response: Response, answer: OpenAnswer) -> Failure:
+async def _refusal(response: Response, answer: OpenAnswer, remaining_seconds: float) -> Failure:
     try:
-        body = await _read_refusal(answer)
+        body = await _read_refusal(answer, min(MAX_REFUSAL_SECONDS, remaining_seconds))
     finally:
         answer.close()
     return Failure(
@@ -248,7 +255,8 @@ async def _refusal(response: Response, answer: OpenAnswer) -> Failure:
     )
 
 
-async def _read_refusal(answer: OpenAnswer) -> bytes:
+async def _read_refusal(answer: OpenAnswer, seconds: float) -> bytes:
+    """The body, or what came of it: its status is what counts."""
     pieces: list[bytes] = []
     num_bytes = 0
 
@@ -257,14 +265,11 @@ async def _read_refusal(answer: OpenAnswer) -> bytes:
         pieces.append(piece)
         num_bytes += len(piece)
         if num_bytes > MAX_REFUSAL_BYTES:
-            raise _EnoughError
+            raise EnoughError
 
-    try:
-        await answer.read(take)
-    except _EnoughError:
-        pass  # what came before the limit is told; the connection is closed
-    except AttemptFailedError:
-        return b""
+    with contextlib.suppress(TimeoutError, AttemptFailedError):
+        async with asyncio.timeout(seconds):
+            await answer.read(take)
     return b"".join(pieces)
 
 

@@ -53,7 +53,7 @@ class Closing:
         if self._execution.head is None:
             await self._end(state, error_answer(error), cause, attempt)
             return
-        event = upstream_event + error_event(error)
+        event = upstream_event + error_event(error, after=upstream_event or self._execution.tail)
         await self._recorder.finish(
             state,
             self._execution.head,

@@ -6,6 +6,7 @@ import msgspec
 
 from takt.errors import TaktError
 from takt.gateway.states import OUTCOME_UNKNOWN, Head, State
+from takt.gateway.stream_end import event_end
 
 
 class GatewayError(TaktError):
@@ -55,9 +56,10 @@ def error_answer(error: GatewayError) -> Answer:
     return Answer(Head(error.status, headers), error_body(error))
 
 
-def error_event(error: GatewayError) -> bytes:
-    """As a server-sent event, for a stream that has begun."""
-    return b"data: " + error_body(error) + b"\n\n"
+def error_event(error: GatewayError, *, after: bytes) -> bytes:
+    """As a server-sent event, for a stream that has begun; `after` is the end of what came. An
+    event that was left open is ended first."""
+    return event_end(after) + b"data: " + error_body(error) + b"\n\n"
 
 
 def failure_error(state: State, cause: str, kind: str) -> GatewayError:

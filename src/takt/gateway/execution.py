@@ -33,6 +33,16 @@ class Execution:
         """Set where the answer is of no use without a reader."""
         self._readers: list[Callable[[], None]] = []
 
+    @property
+    def tail(self) -> bytes:
+        """The last four bytes, or all there are: enough to see an empty line."""
+        tail = b""
+        for piece in reversed(self.pieces):
+            tail = piece[-4:] + tail
+            if len(tail) >= 4:
+                break
+        return tail[-4:]
+
     def start(self, head: Head) -> None:
         """The answer is a stream, whose first piece is about to be appended."""
         self.head = head

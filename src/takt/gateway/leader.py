@@ -17,6 +17,7 @@ from takt.gateway.errors import (
 )
 from takt.gateway.execution import Execution
 from takt.gateway.hedge import send_hedged
+from takt.gateway.http.response import EnoughError
 from takt.gateway.parts import Parts
 from takt.gateway.recorder import LeaseLostError, Recorder
 from takt.gateway.retry import Failure, GiveUp, Outcome, Retry, decide
@@ -203,15 +204,18 @@ class Leader:
         def take(piece: bytes) -> None:
             copy.feed(piece)
             self._check_size(self._execution.num_bytes + len(copy.rest))
+            if copy.is_whole:
+                raise EnoughError
 
         await answer.read(take)
         copy.check_end()
-        head = self._execution.head or answer.head
-        await self._recorder.finish(State.SUCCEEDED, head, copy.rest)
-        if copy.rest:
-            self._execution.append(copy.rest)
+        head, rest = self._execution.head or answer.head, copy.rest
+        await self._recorder.finish(State.SUCCEEDED, head, rest)
+        if rest:
+            self._execution.append(rest)
         self._execution.head = head
         self._execution.complete(State.SUCCEEDED)
+        answer.leave()
 
     async def _read_whole(self, answer: OpenAnswer) -> None:
         body = answer.whole()

@@ -94,7 +94,8 @@ class _Reply:
         self._write_pieces()
         if execution.ending is not None and self._position == len(execution.pieces):
             if execution.ending is not Ending.COMPLETE:
-                exchange.write(error_event(execution.error or stream_lost()))
+                error = execution.error or stream_lost()
+                exchange.write(error_event(error, after=execution.tail))
             exchange.end()
             self.done.set_result(None)
 

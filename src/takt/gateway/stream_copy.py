@@ -6,7 +6,7 @@ from takt.gateway.attempt import AttemptFailedError
 from takt.gateway.execution import Execution
 from takt.gateway.retry import Failure, Outcome
 from takt.gateway.states import Head
-from takt.gateway.stream_end import StreamEnd
+from takt.gateway.stream_end import StreamEnd, event_end, has_open_data
 
 
 class StreamDivergedError(Exception):
@@ -27,7 +27,13 @@ class StreamCopy:
     @property
     def rest(self) -> bytes:
         """What is held until the answer is recorded."""
-        return self._end.held
+        held = self._end.held
+        return held + event_end(held) if self._expects_done and self._end.is_done else held
+
+    @property
+    def is_whole(self) -> bool:
+        """The end mark has come, which nothing need follow."""
+        return self._expects_done and self._end.is_whole
 
     def feed(self, piece: bytes) -> None:
         """Raises `StreamDivergedError`, or `AttemptFailedError` where the stream tells of an error.
@@ -60,8 +66,14 @@ class StreamCopy:
             raise AttemptFailedError(_failure(Outcome.UNKNOWN, "it ended without [DONE]"))
 
     def _check_error(self) -> None:
-        if self._end.error is not None:
-            raise AttemptFailedError(_failure(Outcome.FAILED, "an error event", self._end.error))
+        event = self._end.error
+        if event is None:
+            return
+        # Behind an `event:` line it is left where it stands.
+        is_elsewhere = self._position < len(self._seen)
+        if is_elsewhere or has_open_data(b"".join(self._execution.pieces)):
+            event = event_end(self._execution.tail) + event
+        raise AttemptFailedError(_failure(Outcome.FAILED, "an error event", event))
 
 
 def expects_done(path: str) -> bool:

@@ -19,6 +19,9 @@ _ERROR = (
 
 _MARKS = _DONE + _ERROR
 _mark = re.compile(b"^(?:%s)" % b"|".join(re.escape(mark) for mark in _MARKS), re.MULTILINE)
+_done_line = re.compile(rb"data: ?\[DONE\][ \t]*[\r\n]")
+
+_EMPTY_LINES = (b"\n\n", b"\n\r\n", b"\r\r", b"\r\r\n")
 
 
 class StreamEnd:
@@ -35,6 +38,11 @@ class StreamEnd:
     def held(self) -> bytes:
         """What was not passed on: the end mark and all after it, or the beginning of a mark."""
         return self._held
+
+    @property
+    def is_whole(self) -> bool:
+        """The end mark has come with the end of its line."""
+        return self.is_done and _done_line.match(self._held) is not None
 
     def feed(self, data: bytes) -> bytes:
         """The part of the stream so far that may be passed on now."""
@@ -82,6 +90,28 @@ class StreamEnd:
             return 0
         line = data[at:]
         return len(line) if line and any(mark.startswith(line) for mark in _MARKS) else 0
+
+
+def event_end(data: bytes) -> bytes:
+    """What ends the line and the event that `data`, a stream's last four bytes or more, leaves
+    open. A lone `\\r` is taken for half a line end."""
+    if not data or data.endswith(_EMPTY_LINES):
+        return b""
+    if data.endswith(b"\r"):
+        return b"\n" + event_end(data + b"\n")
+    if data.endswith(b"\n"):
+        return b"\r\n" if data.endswith(b"\r\n") else b"\n"
+    return b"\n\n"
+
+
+def has_open_data(stream: bytes) -> bool:
+    """Whether it leaves an event open that has data already."""
+    for line in reversed(stream.splitlines()):
+        if not line:
+            return False
+        if line.startswith(b"data"):
+            return True
+    return False
 
 
 def _is_error(line: bytes) -> bool:

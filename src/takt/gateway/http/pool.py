@@ -6,6 +6,7 @@ import asyncio
 import ssl
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
+from weakref import WeakSet
 
 from takt.gateway.http.upstream_connection import UpstreamConnection
 
@@ -51,6 +52,7 @@ class ConnectionPool:
         self._loop = asyncio.get_running_loop()
         self._free: dict[Origin, list[UpstreamConnection]] = {}
         """Those used last are at the end: they are taken first, so that the others grow old."""
+        self._made: WeakSet[UpstreamConnection] = WeakSet()
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
@@ -89,13 +91,14 @@ class ConnectionPool:
                 ssl=origin.tls,
                 server_hostname=None if origin.tls is None else origin.host,
             )
+        self._made.add(made)
         return made
 
     async def close(self) -> None:
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for connection in [one for free in self._free.values() for one in free]:
+        for connection in list(self._made):  # some are free, some only wait for an answer's end
             connection.close()
         self._free.clear()
         # The transports tell their protocols a turn of the loop later.

@@ -22,6 +22,10 @@ class BrokenExchangeError(Exception):
         self.is_late = is_late
 
 
+class EnoughError(Exception):
+    """Raised by a sink that wants nothing more. It is no error of the reading."""
+
+
 class Response:
     """Head and body. One reader, which is given each piece in the moment in which it comes: a task
     that is woken for every piece costs several times what passing it on does."""
@@ -30,6 +34,7 @@ class Response:
         "_decoder",
         "_done",
         "_error",
+        "_has_enough",
         "_pieces",
         "_sink",
         "headers",
@@ -48,6 +53,7 @@ class Response:
         self._sink: Sink | None = None
         self._done: asyncio.Future[None] | None = None
         self._error: Exception | None = None
+        self._has_enough = False
 
     @property
     def has_whole(self) -> bool:
@@ -62,17 +68,20 @@ class Response:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def read(self, sink: Sink) -> None:
-        """Gives `sink` the body as it comes, and returns at its end.
+        """Gives `sink` the body as it comes, and returns at its end or once `sink` has enough.
 
-        Raises `BrokenExchangeError`, `BadEncodingError`, or what `sink` raises, which ends it.
+        Raises `BrokenExchangeError`, `BadEncodingError`, or what `sink` raises, which ends it, but
+        for `EnoughError`.
         """
         self._sink = sink
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             self._give(piece)
-        if self._error is None and not self.is_whole:
+        if self._error is None and not (self.is_whole or self._has_enough):
             self._done = asyncio.get_running_loop().create_future()
             await self._done
+        if self._has_enough:
+            return
         if self._error is not None:
             raise self._error
         if self._decoder is not None:
@@ -96,7 +105,7 @@ class Response:
             self._finish()
 
     def _give(self, data: bytes) -> None:
-        if self._error is not None:
+        if self._error is not None or self._has_enough:
             return
         assert self._sink is not None, "somebody reads"
         try:
@@ -105,6 +114,9 @@ class Response:
             else:
                 for piece in self._decoder.feed(data):
                     self._sink(piece)
+        except EnoughError:
+            self._has_enough = True
+            self._finish()
         except Exception as error:
             self._error = error
             self._finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import cast
 
@@ -19,6 +20,9 @@ from takt.gateway.http.response import BrokenExchangeError, Response
 from takt.gateway.prompt_task import Arrival
 
 MAX_ANSWER_HEAD_BYTES = 4 * MAX_HEAD_BYTES
+
+LEAVE_SECONDS = 0.1
+"""Servers send the last chunk of a stream right behind its end mark, often in another packet."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -50,6 +54,8 @@ class UpstreamConnection(asyncio.Protocol):
         for each request costs more than one that looks again."""
         self._head_until = self._idle_seconds = 0.0
         self._last_at = 0.0
+        self._close_at = math.inf
+        """Nobody reads the rest of the answer: the connection is closed if it takes longer."""
 
     # -- one request and its answer -----------------------------------------------------------
 
@@ -66,6 +72,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._idle_seconds = idle_seconds
         head: Arrival[Response] = Arrival(self._loop)
         self._head = self._exchange = head
+        self._close_at = math.inf
         self._head_until = self._loop.time() + response_seconds
         self._wake_at(self._head_until)
         self._transport.write(request)
@@ -81,6 +88,15 @@ class UpstreamConnection(asyncio.Protocol):
         """At once, if the connection is still in use; what comes of an answer is then lost."""
         self._break(BrokenExchangeError("it was given up"))
 
+    def leave(self) -> None:
+        """As `close`, for an answer whose end should be there in a moment: if it comes within
+        `LEAVE_SECONDS`, the connection may be used again."""
+        if self._response is None:
+            self.close()
+            return
+        self._close_at = self._loop.time() + LEAVE_SECONDS
+        self._wake_at(self._close_at)
+
     def _wake_at(self, when: float) -> None:
         if self._timer is not None:
             if self._timer.when() <= when:
@@ -94,7 +110,8 @@ class UpstreamConnection(asyncio.Protocol):
         if self._head is not None:
             until, problem = self._head_until, "no answer in time"
         elif self._response is not None:
-            until, problem = self._last_at + self._idle_seconds, "the answer stood still"
+            until = min(self._last_at + self._idle_seconds, self._close_at)
+            problem = "the answer stood still"
         else:
             return
         if self._loop.time() < until:
