@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -64,10 +65,11 @@ class RedisStore:
         self._url = url
         try:
             self._pipe = ScriptPipe(url, TIMEOUT_SECONDS)
-        except ValueError:
+        except Exception:  # an option in the query fails in the library wherever it is used
             # What it says may hold a part of the password.
             raise ConfigError(
-                "--store is no URL of a Redis: it should be redis://[:PASSWORD@]HOST:PORT/DB"
+                "--store is no URL of a Redis, or has options that none has: it should be "
+                "redis://[:PASSWORD@]HOST:PORT/DB"
             ) from None
         self._name = _without_password(url)
         self._scripts = load_scripts()
@@ -280,8 +282,9 @@ async def _fsync(client: Redis) -> str:
 
 
 def _without_password(url: str) -> str:
+    """What follows the host's database may hold one too, with an @ in it."""
     scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2].partition("?")[0]
+    return scheme + separator + re.split("[?#]", rest, maxsplit=1)[0].rpartition("@")[2]
 
 
 def _record(fields: dict[str, bytes], history: list[bytes], now_ms: int) -> Record:
