@@ -200,6 +200,8 @@ class RedisStore:
         return result
 
     async def dead_letters(self, limit: int, service: str | None = None) -> list[Record]:
+        for digest in await self._dead_digests(replayed=True):
+            await self._script("lapse", digest, digest)
         records: list[Record] = []
         for digest in await self._dead_digests():
             if len(records) == limit:
@@ -237,10 +239,12 @@ class RedisStore:
         return num_gone
 
     async def num_dead(self) -> int:
-        return int(await self._command("ZCARD", DEAD))
+        return int(await self._command("ZCOUNT", DEAD, "(0", "+inf"))
 
-    async def _dead_digests(self) -> list[str]:
-        found = await self._command("ZRANGE", DEAD, 0, -1)
+    async def _dead_digests(self, *, replayed: bool = False) -> list[str]:
+        """All, or those whose replay has not ended."""
+        last = "0" if replayed else "+inf"
+        found = await self._command("ZRANGEBYSCORE", DEAD, "0", last)
         return [digest.decode() for digest in found]
 
     async def _as_holder(self, name: str, held: Held, *arguments: Argument) -> bool:
