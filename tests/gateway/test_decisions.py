@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 
 from takt.clock import ManualClock
 from takt.errors import ConfigError, InvalidRequestError
-from takt.gateway.attempt import retry_after_ms
 from takt.gateway.breaker import MAX_COOL_DOWN_MS, Breaker, BreakerState
 from takt.gateway.budget import RetryBudget
 from takt.gateway.execution import Execution
@@ -87,21 +87,6 @@ def test_retry_after_is_a_lower_bound_with_jitter_above_it() -> None:
     )
     assert decided(refused) == Retry(2250)
     assert decided(refused, uniform=lambda low, high: low) == Retry(2000)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(None, None), ("2", 2000), ("0.5", 500), ("-1", 0), ("soon", None), ("nan", None)],
-)
-def test_retry_after_is_read(value: str | None, expected: int | None) -> None:
-    assert retry_after_ms(value) == expected
-
-
-def test_retry_after_as_a_date_is_a_wait_from_now() -> None:
-    assert retry_after_ms("Wed, 21 Oct 2015 07:28:00 GMT") == 0
-    wait = retry_after_ms("Wed, 21 Oct 2065 07:28:00 GMT")
-    assert wait is not None
-    assert wait > 0
 
 
 def test_budget_allows_a_share_of_traffic_and_a_small_rate() -> None:
@@ -332,6 +317,8 @@ def test_nothing_is_lost_of_a_stream_without_an_end_mark(stream: bytes, size: in
         ({"upstreams": [{"url": "http://a/"}, {"url": "http://a"}]}, "twice"),
         ({"upstreams": [{"url": "http://a?x=1"}]}, "without"),
         ({"upstreams": [{"url": "http://a", "health_path": "health"}]}, "health_path"),
+        ({"upstreams": [{"url": "http://a", "health_path": "/a b\r\nX: y"}]}, "health_path"),
+        ({"upstreams": [{"url": "http://a", "health_path": "/\u00fc"}]}, "health_path"),
         ({"dead_letter_webhook": "nonsense"}, "dead_letter_webhook"),
         ({"services": {"chat": {"routes": [{"path": "/x", "retry": {"no": 1}}]}}}, "`no`"),
     ],
@@ -376,6 +363,7 @@ def test_an_upstream_that_is_no_url_is_a_mistake_of_the_users(url: str) -> None:
 
 def test_no_message_shows_the_secret_of_a_mistaken_url() -> None:
     secret = "hunter2"
+    closed = "redis://127.0.0.1:9/0"
     mistakes = (
         lambda: GatewayOptions(upstream=(f"http://me:{secret}@host",)),
         lambda: build_policy({"upstreams": [{"url": f"http://me:{secret}@host"}]}, (), "policy"),
@@ -384,6 +372,11 @@ def test_no_message_shows_the_secret_of_a_mistaken_url() -> None:
         ),
         lambda: make_store(f"redi://:{secret}@host"),
         lambda: make_store(f"redis://:{secret}/x@host:port/0"),
+        lambda: make_store(f"redis://host/0?nothing={secret}"),
+        lambda: asyncio.run(make_store(f"{closed}?password=a@{secret}").open()),
+        lambda: asyncio.run(make_store(f"{closed}?password={secret}").open()),
+        lambda: asyncio.run(make_store(f"{closed}#a@{secret}").open()),
+        lambda: asyncio.run(make_store(closed.replace("//", f"//me:{secret}@")).open()),
     )
     for mistake in mistakes:
         with pytest.raises(ConfigError) as raised:

@@ -146,6 +146,7 @@ UPSTREAM = ("--upstream", "http://127.0.0.1:9")
         (("--upstream", "ftp://x"), "ftp://x"),
         ((*UPSTREAM, "--store", "mysql://u:secret@x"), "'mysql'"),
         ((*UPSTREAM, "--store", "redis://127.0.0.1:9/0"), "127.0.0.1:9"),
+        ((*UPSTREAM, "--store", "redis://127.0.0.1:9/0?foo=x"), "redis://"),
         ((*UPSTREAM, "--store", "sqlite:////nowhere/at/all.db"), "/nowhere/at/all.db"),
         ((*UPSTREAM, "--policy", "/nowhere.toml"), "/nowhere.toml"),
         ((*UPSTREAM, "--on-unknown", "guess"), "guess"),

@@ -9,6 +9,7 @@ from store_driver import LEASE_MS, OK, TTL_MS, StoreDriver, identity, success, t
 
 from takt.gateway.states import (
     OUTCOME_UNKNOWN,
+    REPLAY_INTERRUPTED,
     Attempt,
     Claimed,
     Finish,
@@ -266,6 +267,61 @@ def test_dead_letters_are_listed_oldest_first_revived_and_purged(driver: StoreDr
     assert driver.state("two") is State.ABSENT
     assert driver.state("one") is State.SUCCEEDED
     assert driver.run(store.request_of("two")) is None
+
+
+def test_only_a_success_ends_a_letter_that_is_replayed(driver: StoreDriver) -> None:
+    dead(driver, "d")
+    store = driver.store
+    revived = driver.run(store.revive("d", terms()))
+    assert isinstance(revived, Claimed)
+    assert driver.run(store.request_of("d")) == b"sealed"
+    assert driver.run(store.dead_letters(10)) == []
+    assert driver.run(store.purge(["d"])) == 0
+    assert driver.claim() == Running(revived.token)
+    end = Finish(state=State.DEAD, ttl_ms=TTL_MS, cause="again")
+    assert driver.finish(revived.token, end)
+    assert [one.cause for one in driver.run(store.dead_letters(10))] == ["again"]
+    assert driver.run(store.num_dead()) == 1
+    revived = driver.run(store.revive("d", terms()))
+    assert isinstance(revived, Claimed)
+    assert driver.finish(revived.token, success(b"at last"))
+    assert driver.run(store.request_of("d")) is None
+    assert driver.run(store.dead_letters(10)) == []
+
+
+@pytest.mark.parametrize("call", ["claim", "list", "revive", "purge"])
+def test_a_letter_whose_replay_was_killed_is_dead_again(driver: StoreDriver, call: str) -> None:
+    dead(driver, "d")
+    store = driver.store
+    revived = driver.run(store.revive("d", terms()))
+    assert isinstance(revived, Claimed)
+    driver.advance(LEASE_MS)
+    assert driver.claim(allow_takeover=False) == Running(revived.token)
+    if call == "claim":
+        assert driver.claim() == Settled(State.DEAD)
+    elif call == "revive":
+        again = driver.run(store.revive("d", terms()))
+        assert isinstance(again, Claimed)
+        assert not again.taken_over
+        driver.advance(LEASE_MS)
+    elif call == "purge":
+        assert driver.run(store.purge(["d"])) == 1
+        assert driver.state() is State.ABSENT
+        return
+    listed = driver.run(store.dead_letters(10))
+    assert [one.cause for one in listed] == [REPLAY_INTERRUPTED]
+    assert listed[0].num_unknown == (2 if call == "revive" else 1)
+    assert driver.run(store.num_dead()) == 1
+    assert driver.run(store.request_of("d")) == b"sealed"
+    assert not driver.finish(revived.token, success(b"too late")), "its holder has lost it"
+    assert driver.state() is State.DEAD
+
+
+def test_a_letter_without_its_request_is_not_revived(driver: StoreDriver) -> None:
+    token = claimed(driver).token
+    driver.finish(token, success(b"e", state=State.DEAD))
+    assert driver.run(driver.store.revive("d", terms())) is None
+    assert driver.state() is State.DEAD
 
 
 def test_sweep_forgets_what_has_ended(driver: StoreDriver) -> None:

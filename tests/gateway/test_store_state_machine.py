@@ -47,6 +47,7 @@ class Model:
     in_flight: bool = False
     deduplicates: bool = False
     fingerprint: str = "f"
+    is_replay: bool = False
     chunks: list[bytes] = field(default_factory=list)
 
 
@@ -79,6 +80,15 @@ class RecordMachine(RuleBasedStateMachine):
         if model.state is not State.ABSENT and self.now >= model.expires:
             model = self.models[digest] = Model()
         return model
+
+    def lapse(self, digest: str) -> bool:
+        """A replay that gave no sign of life leaves its letter dead."""
+        model = self.model(digest)
+        is_over = model.state is State.PROCESSING and self.now >= model.lease_until
+        if not (is_over and model.is_replay):
+            return False
+        model.state, model.is_replay, model.chunks = State.DEAD, False, []
+        return True
 
     @rule(
         digest=st.sampled_from(DIGESTS),
@@ -113,6 +123,8 @@ class RecordMachine(RuleBasedStateMachine):
             assert claim == Settled(before)
         elif before is State.PROCESSING and (self.now < model.lease_until or not allow_takeover):
             assert claim == Running(model.token)
+        elif self.lapse(digest):
+            assert claim == Settled(State.DEAD)
         elif before is State.PROCESSING and (fails and model.in_flight and not model.deduplicates):
             assert claim == Settled(State.FAILED_FINAL, settled_now=True)
             model.state = State.FAILED_FINAL
@@ -197,11 +209,12 @@ class RecordMachine(RuleBasedStateMachine):
         if holds:
             model.state = state
             model.chunks.append(chunk)
-            model.in_flight = False
+            model.in_flight = model.is_replay = False
             model.expires = self.now + RESULT_TTL_MS
 
     @rule(digest=st.sampled_from(DIGESTS))
     def revive(self, digest: str) -> None:
+        self.lapse(digest)
         model = self.model(digest)
         claim = self.driver.run(self.driver.store.revive(digest, terms()))
         assert (claim is not None) == (model.state is State.DEAD)
@@ -216,10 +229,20 @@ class RecordMachine(RuleBasedStateMachine):
                 expires=self.now + TTL_MS,
                 in_flight=True,
                 fingerprint=model.fingerprint,
+                is_replay=True,
             )
+
+    @rule()
+    def list_dead(self) -> None:
+        for digest in DIGESTS:
+            self.lapse(digest)
+        listed = self.driver.run(self.driver.store.dead_letters(10))
+        expected = {digest for digest in DIGESTS if self.model(digest).state is State.DEAD}
+        assert {record.digest for record in listed} == expected
 
     @rule(digest=st.sampled_from(DIGESTS))
     def purge(self, digest: str) -> None:
+        self.lapse(digest)
         is_dead = self.model(digest).state is State.DEAD
         assert self.driver.run(self.driver.store.purge([digest])) == is_dead
         if is_dead:
@@ -247,6 +270,8 @@ class RecordMachine(RuleBasedStateMachine):
             if snapshot is None:
                 continue
             assert snapshot.chunks == tuple(model.chunks)
+            has_request = self.driver.run(self.driver.store.request_of(digest)) is not None
+            assert has_request == (model.state is State.DEAD or model.is_replay)
             assert snapshot.record.token == model.token or model.state is State.FAILED_FINAL
             assert snapshot.record.is_lease_alive == (
                 model.state is State.PROCESSING and self.now < model.lease_until

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
+import math
 import os
 import socket
 import ssl
@@ -20,12 +21,15 @@ from takt.gateway.http.fields import Fields, head_bytes
 from takt.gateway.http.pool import ConnectionPool, Origin
 from takt.gateway.http.response import BrokenExchangeError, EnoughError, Response, Sink
 from takt.gateway.http.upstream_connection import UpstreamConnection
-from takt.gateway.policy import RetryPolicy
+from takt.gateway.policy import MAX_WAIT_MS, RetryPolicy
 from takt.gateway.retry import Failure, Outcome, status_outcome
 from takt.gateway.states import Head
 from takt.gateway.upstream import Upstream
 
 MAX_REFUSAL_BYTES, MAX_REFUSAL_SECONDS = 1_048_576, 2.0
+
+LONGEST_RETRY_AFTER_MS = 2 * MAX_WAIT_MS
+"""What a greater number of seconds counts as: longer than any policy waits."""
 
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS", "DELETE", "TRACE"})
 """Methods whose requests need no Content-Length where there is no body."""
@@ -278,9 +282,11 @@ def retry_after_ms(value: str | None) -> int | None:
     if value is None:
         return None
     try:
-        return max(0, round(float(value) * 1000))
-    except (ValueError, OverflowError):
-        pass
+        seconds = math.nan if "_" in value else float(value)
+    except ValueError:
+        seconds = math.nan
+    if not math.isnan(seconds):
+        return round(min(max(0.0, seconds) * 1000, LONGEST_RETRY_AFTER_MS))
     try:
         date = email.utils.parsedate_to_datetime(value)
         return max(0, round((date.timestamp() - time.time()) * 1000))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -21,13 +22,13 @@ from takt.gateway.headers import to_upstream
 from takt.gateway.health import HealthChecker
 from takt.gateway.http.fields import Headers
 from takt.gateway.leader import Leader
+from takt.gateway.letter_writer import LetterWriter
 from takt.gateway.options import GatewayOptions
 from takt.gateway.parts import Parts
-from takt.gateway.recorder import RecordWriter
 from takt.gateway.sealing import EncryptingSealer, PlainSealer, Sealer, read_keys
 from takt.gateway.states import Claimed, OnUnknown, Record, State, StoredRequest, Terms
 from takt.gateway.store.base import Held, Store
-from takt.gateway.store.open import make_store
+from takt.gateway.store.open import check_exists, make_store
 
 T = TypeVar("T")
 
@@ -106,8 +107,10 @@ def replay_letters(
 ) -> int:
     """Sends the letters named, or all, once more; returns how many failed again.
 
-    A success becomes the answer of the key, which the client gets when it asks again.
+    A success becomes the answer of the key, which the client gets when it asks again. With any
+    other end, SIGINT and SIGTERM among them, the letter stays.
     """
+    check_exists(options.store_url)
     authorization = None
     if authorization_env is not None:
         authorization = os.environ.get(authorization_env)
@@ -120,6 +123,10 @@ def replay_letters(
             )
 
     async def work() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        num_failed = 0
         parts = await build_parts(options)
         beats = asyncio.create_task(parts.keeper.run())
         try:
@@ -129,28 +136,34 @@ def replay_letters(
                 records = [await _find(parts.store, letter) for letter in letters]
             else:
                 records = await parts.store.dead_letters(MAX_LETTERS)
-            states = [await _replay(parts, record, authorization) for record in records]
+            for record in records:
+                end = await _replay(parts, record, authorization)
+                report(f"{record.digest[:16]}  {end}")
+                num_failed += end != State.SUCCEEDED
         finally:
             beats.cancel()
             await asyncio.gather(beats, return_exceptions=True)
             await close_parts(parts)
-        for record, state in zip(records, states, strict=True):
-            report(f"{record.digest[:16]}  {state}")
-        return sum(state is not State.SUCCEEDED for state in states)
+        return num_failed
 
-    return asyncio.run(work())
+    try:
+        return asyncio.run(work())
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
-async def _replay(parts: Parts, record: Record, authorization: str | None) -> State:
+async def _replay(parts: Parts, record: Record, authorization: str | None) -> str:
+    """How it ended: the state that the letter is in now, and why."""
     stored = await _request(parts.store, parts.sealer, record)
     request = _outgoing(stored, authorization)
     route = parts.policy.route_of(stored.path_and_query.partition("?")[0])
+    ttl = parts.policy.ttl
     terms = Terms(
         claim_id=uuid.uuid4().hex,
         owner="dlq",
         lease_ms=parts.options.lease_ms,
-        ttl_ms=1000 * parts.policy.ttl.processing,
-        failed_ttl_ms=1000 * parts.policy.ttl.failed_final,
+        ttl_ms=1000 * max(ttl.processing, ttl.dead),  # the letter's, if the replay is killed
+        failed_ttl_ms=1000 * ttl.failed_final,
         upstream="",
         deduplicates=False,
         on_unknown=parts.on_unknown(route),
@@ -159,9 +172,8 @@ async def _replay(parts: Parts, record: Record, authorization: str | None) -> St
     if not isinstance(claim, Claimed):
         return State.ABSENT
     execution = Execution(record.fingerprint)
-    writer = RecordWriter(
-        parts.store, parts.sealer, Held(record.digest, claim.token), execution, parts.policy.ttl
-    )
+    held = Held(record.digest, claim.token)
+    writer = LetterWriter(parts.store, parts.sealer, held, execution, ttl)
     assignment = Assignment(
         route=route,
         request=request,
@@ -176,7 +188,11 @@ async def _replay(parts: Parts, record: Record, authorization: str | None) -> St
         await Leader(parts, assignment, execution, writer, span).run(None)
     finally:
         parts.keeper.remove(writer)
-    return execution.state
+        if execution.state is State.PROCESSING:
+            await writer.interrupt()
+    if execution.state is State.SUCCEEDED:
+        return State.SUCCEEDED
+    return f"{State.DEAD}  {writer.cause}"
 
 
 def _outgoing(stored: StoredRequest, authorization: str | None) -> OutgoingRequest:
@@ -212,6 +228,8 @@ def _reader(key_file: str | None) -> Sealer:
 
 
 def _with_store(url: str, volatile: bool, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+    check_exists(url)
+
     async def run() -> T:
         store = make_store(url, volatile=volatile)
         await store.open()

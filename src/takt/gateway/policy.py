@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -107,8 +108,11 @@ class UpstreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "url", checked_url(self.url, "upstream"))
-        if not self.health_path.startswith("/"):
-            raise ValueError(f"health_path {self.health_path!r} must begin with /")
+        if not re.fullmatch("/[!-~]*", self.health_path):
+            raise ValueError(
+                f"health_path {self.health_path!r} must begin with / and be printable ASCII "
+                "without spaces"
+            )
 
 
 class _Route(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -30,6 +30,10 @@ OUTCOME_UNKNOWN = "outcome_unknown"
 """Cause of a record whose attempt was sent and never answered, under `--on-unknown fail`."""
 
 
+REPLAY_INTERRUPTED = "replay_interrupted"
+"""Cause of a dead letter whose replay was stopped or killed; its last attempt may be executed."""
+
+
 class OnUnknown(enum.StrEnum):
     """What follows an attempt that was sent and whose outcome nobody knows."""
 

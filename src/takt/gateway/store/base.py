@@ -84,15 +84,19 @@ class Store(Protocol):
         ...
 
     async def request_of(self, digest: str) -> bytes | None:
-        """The sealed request of a dead letter."""
+        """The sealed request of a dead letter; kept while one is replayed, until that succeeds."""
         ...
 
     async def dead_letters(self, limit: int, service: str | None = None) -> list[Record]:
-        """The oldest first."""
+        """The oldest first. One whose replay gave no sign of life for a lease is dead again."""
         ...
 
     async def revive(self, digest: str, terms: Terms) -> Claimed | None:
-        """dead -> processing, for a replay; None if the record is not dead."""
+        """dead -> processing, for a replay; None if it is not dead, or its request not kept.
+
+        Nobody takes over from a replay: once its lease has expired, the letter is dead again for
+        whoever claims, lists, revives or purges it.
+        """
         ...
 
     async def purge(self, digests: Sequence[str]) -> int:
@@ -103,4 +107,6 @@ class Store(Protocol):
         """Deletes up to `limit` records whose time to live has ended; returns how many."""
         ...
 
-    async def num_dead(self) -> int: ...
+    async def num_dead(self) -> int:
+        """Those that are being replayed are not counted."""
+        ...

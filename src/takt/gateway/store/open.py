@@ -11,6 +11,13 @@ from takt.gateway.store.sqlite import SqliteStore
 _REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
+def check_exists(url: str) -> None:
+    """Raises `ConfigError` if `url` names an SQLite file that is not there."""
+    path = url.removeprefix("sqlite:///")
+    if path and path != url and not Path(path).exists():
+        raise ConfigError(f"there is no store at {path}")
+
+
 def make_store(url: str, *, volatile: bool = False) -> Store:
     """A store that is not open yet.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -67,10 +68,11 @@ class RedisStore:
         self._url = url
         try:
             self._pipe = ScriptPipe(url, TIMEOUT_SECONDS)
-        except ValueError:
+        except Exception:  # an option in the query fails in the library wherever it is used
             # What it says may hold a part of the password.
             raise ConfigError(
-                "--store is no URL of a Redis: it should be redis://[:PASSWORD@]HOST:PORT/DB"
+                "--store is no URL of a Redis, or has options that none has: it should be "
+                "redis://[:PASSWORD@]HOST:PORT/DB"
             ) from None
         self._name = _without_password(url)
         self._scripts = load_scripts()
@@ -207,6 +209,8 @@ class RedisStore:
         return result
 
     async def dead_letters(self, limit: int, service: str | None = None) -> list[Record]:
+        for digest in await self._dead_digests(replayed=True):
+            await self._script("lapse", digest, digest)
         records: list[Record] = []
         for digest in await self._dead_digests():
             if len(records) == limit:
@@ -244,10 +248,12 @@ class RedisStore:
         return num_gone
 
     async def num_dead(self) -> int:
-        return int(await self._command("ZCARD", DEAD))
+        return int(await self._command("ZCOUNT", DEAD, "(0", "+inf"))
 
-    async def _dead_digests(self) -> list[str]:
-        found = await self._command("ZRANGE", DEAD, 0, -1)
+    async def _dead_digests(self, *, replayed: bool = False) -> list[str]:
+        """All, or those whose replay has not ended."""
+        last = "0" if replayed else "+inf"
+        found = await self._command("ZRANGEBYSCORE", DEAD, "0", last)
         return [digest.decode() for digest in found]
 
     async def _as_holder(self, name: str, held: Held, *arguments: Argument) -> bool:
@@ -289,8 +295,9 @@ async def _fsync(client: Redis) -> str:
 
 
 def _without_password(url: str) -> str:
+    """What follows the host's database may hold one too, with an @ in it."""
     scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2].partition("?")[0]
+    return scheme + separator + re.split("[?#]", rest, maxsplit=1)[0].rpartition("@")[2]
 
 
 def _record(fields: dict[str, bytes], history: list[bytes], now_ms: int) -> Record:

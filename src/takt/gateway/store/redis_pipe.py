@@ -38,11 +38,12 @@ class ScriptPipe:
     """Raises `RedisError` or `OSError`; the connection is then made anew for the next script."""
 
     def __init__(self, url: str, timeout_seconds: float) -> None:
-        """`ValueError` for a URL that is none of Redis's."""
+        """Fails for a URL that is none of Redis's, in any of the library's ways."""
         # Time is kept by the line, for each script.
         pool: ConnectionPool = ConnectionPool.from_url(
             url, socket_timeout=None, socket_connect_timeout=timeout_seconds
         )
+        pool.make_connection()  # type: ignore[no-untyped-call]  # not open yet, but has its options
         self._make_connection: Callable[[], AbstractConnection] = pool.make_connection
         self._timeout_seconds = timeout_seconds
         self._line: RedisLine | None = None

@@ -23,6 +23,7 @@ _NAMES = (
     "finish",
     "read",
     "revive",
+    "lapse",
     "purge",
 )
 

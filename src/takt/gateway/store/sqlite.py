@@ -171,7 +171,7 @@ class SqliteStore:
 
     async def dead_letters(self, limit: int, service: str | None = None) -> list[Record]:
         result: list[Record] = await self._queue(
-            lambda db: scripts.dead_letters(db, self._now(), limit, service), writes=False
+            lambda db: scripts.dead_letters(db, self._now(), limit, service)
         )
         return result
 
@@ -183,7 +183,7 @@ class SqliteStore:
         return result
 
     async def purge(self, digests: Sequence[str]) -> int:
-        num_purged = int(await self._queue(lambda db: scripts.purge(db, digests)))
+        num_purged = int(await self._queue(lambda db: scripts.purge(db, self._now(), digests)))
         await self._parts.sync.wait()
         return num_purged
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from takt.gateway.states import (
     OUTCOME_UNKNOWN,
+    REPLAY_INTERRUPTED,
     SETTLED,
     Attempt,
     Claim,
@@ -46,6 +47,8 @@ def claim(db: sqlite3.Connection, now: Now, identity: Identity, terms: Terms) ->
         return Claimed(row["token"], row["num_attempts"], False, False, "")
     if _is_lease_alive(row, now) or not terms.allow_takeover:
         return Running(row["token"])
+    if _lapse(db, now, row):
+        return Settled(State.DEAD)
     if row["in_flight"] and not row["deduplicates"] and terms.on_unknown is OnUnknown.FAIL:
         _settle_unknown(db, now, row["digest"], terms)
         return Settled(State.FAILED_FINAL, settled_now=True)
@@ -68,7 +71,7 @@ def heartbeat(db: sqlite3.Connection, now: Now, held: Sequence[Held], lease_ms: 
 def begin_attempt(
     db: sqlite3.Connection, now: Now, held: Held, upstream: str, deduplicates: bool
 ) -> bool:
-    if not _holds(db, held):
+    if _held(db, held) is None:
         return False
     # Sent again after a lost answer, it finds in_flight set and counts nothing.
     db.execute(
@@ -80,7 +83,7 @@ def begin_attempt(
 
 
 def end_attempt(db: sqlite3.Connection, now: Now, held: Held, attempt: Attempt) -> bool:
-    if not _holds(db, held):
+    if _held(db, held) is None:
         return False
     history = _with_attempt(db, held.digest, attempt)
     db.execute(
@@ -128,6 +131,8 @@ def finish(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
     _add_chunks(db, record, end.first_chunk, end.chunks)
     if end.request is not None:
         db.execute("INSERT OR REPLACE INTO requests VALUES (?, ?)", (held.digest, end.request))
+    elif end.state is not State.DEAD:
+        db.execute("DELETE FROM requests WHERE digest = ?", (held.digest,))
     history = _with_attempt(db, held.digest, end.attempt) if end.attempt else None
     db.execute(
         "UPDATE records SET state = ?, in_flight = 0, head = ?, num_chunks = ?, cause = ?, "
@@ -173,6 +178,11 @@ def dead_letters(db: sqlite3.Connection, now: Now, limit: int, service: str | No
     rows = db.cursor()
     rows.row_factory = sqlite3.Row
     rows.execute(
+        "SELECT records.* FROM requests JOIN records USING (digest) WHERE state = 'processing'"
+    )
+    for row in rows.fetchall():
+        _lapse(db, now, row)
+    rows.execute(
         "SELECT * FROM records WHERE state = 'dead' AND expires_ms > ? "
         "AND (? IS NULL OR service = ?) ORDER BY updated_ms, digest LIMIT ?",
         (now.wall_ms, service, service, limit),
@@ -189,21 +199,20 @@ def revive(db: sqlite3.Connection, now: Now, digest: str, terms: Terms) -> Claim
     row = _row(db, digest)
     if row is None or row["expires_ms"] <= now.wall_ms:
         return None
+    if _lapse(db, now, row):
+        row = _known(db, digest)
     if row["state"] == State.PROCESSING and row["claim_id"] == terms.claim_id:
         return Claimed(row["token"], row["num_attempts"], False, False, "")
-    if row["state"] != State.DEAD:
+    if row["state"] != State.DEAD or request_of(db, digest) is None:
         return None
-    return _take(db, now, row, terms)
+    return _take(db, now, row, terms, is_replay=True)
 
 
-def purge(db: sqlite3.Connection, digests: Sequence[str]) -> int:
-    dead = [
-        digest
-        for digest in digests
-        if (row := _row(db, digest)) is not None and row["state"] == State.DEAD
-    ]
-    for digest in dead:
-        _delete(db, digest)
+def purge(db: sqlite3.Connection, now: Now, digests: Sequence[str]) -> int:
+    rows = [row for digest in digests if (row := _row(db, digest)) is not None]
+    dead = [row for row in rows if row["state"] == State.DEAD or _lapse(db, now, row)]
+    for row in dead:
+        _delete(db, row["digest"])
     return len(dead)
 
 
@@ -231,10 +240,6 @@ def _known(db: sqlite3.Connection, digest: str) -> sqlite3.Row:
     row = _row(db, digest)
     assert row is not None, "it was there in this transaction"
     return row
-
-
-def _holds(db: sqlite3.Connection, held: Held) -> bool:
-    return _held(db, held) is not None
 
 
 def _held(db: sqlite3.Connection, held: Held) -> tuple[int, int] | None:
@@ -265,10 +270,33 @@ def _next_token(db: sqlite3.Connection) -> int:
     return int(db.execute("UPDATE sqlite_sequence SET seq = seq + 1 RETURNING seq").fetchone()[0])
 
 
-def _take(db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms) -> Claimed:
+def _lapse(db: sqlite3.Connection, now: Now, row: sqlite3.Row) -> bool:
+    """A letter whose replay was killed is dead again: True if this is one.
+
+    Only a replay's record is in progress and has a stored request.
+    """
+    is_lapsed = (
+        row["state"] == State.PROCESSING
+        and not _is_lease_alive(row, now)
+        and row["expires_ms"] > now.wall_ms
+        and request_of(db, row["digest"]) is not None
+    )
+    if is_lapsed:
+        _delete_answer(db, row["digest"], keeps_request=True)
+        db.execute(
+            "UPDATE records SET state = 'dead', num_unknown = num_unknown + in_flight, "
+            "in_flight = 0, num_chunks = 0, head = x'', cause = ?, updated_ms = ? WHERE id = ?",
+            (REPLAY_INTERRUPTED, now.wall_ms, row["id"]),
+        )
+    return is_lapsed
+
+
+def _take(
+    db: sqlite3.Connection, now: Now, row: sqlite3.Row, terms: Terms, *, is_replay: bool = False
+) -> Claimed:
     """Whatever was there of an answer goes: a new one begins, under a new token."""
     token = _next_token(db)
-    _delete_answer(db, row["digest"])
+    _delete_answer(db, row["digest"], keeps_request=is_replay)
     taken_over = row["state"] == State.PROCESSING
     is_sent = terms.upstream != ""
     db.execute(
@@ -331,11 +359,12 @@ def _add_chunks(
         db.execute("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?)", (record, position, data))
 
 
-def _delete_answer(db: sqlite3.Connection, digest: str) -> None:
+def _delete_answer(db: sqlite3.Connection, digest: str, *, keeps_request: bool = False) -> None:
     db.execute(
         "DELETE FROM chunks WHERE record = (SELECT id FROM records WHERE digest = ?)", (digest,)
     )
-    db.execute("DELETE FROM requests WHERE digest = ?", (digest,))
+    if not keeps_request:
+        db.execute("DELETE FROM requests WHERE digest = ?", (digest,))
 
 
 def _delete(db: sqlite3.Connection, digest: str) -> None:

@@ -76,12 +76,14 @@ def is_short(end: Finish) -> bool:
 
 
 def finish_short(db: sqlite3.Connection, now: Now, held: Held, end: Finish) -> bool:
-    """Ends a claim whose answer has no chunks yet; False if it is not held, or has some."""
+    """Ends a claim whose answer has no chunks yet; False if it is not held, or has some, or is the
+    replay of a letter, whose stored request goes with it."""
     return (
         db.execute(
             "UPDATE records SET state = ?, in_flight = 0, head = ?, body = ?, num_chunks = 1, "
             "cause = ?, updated_ms = ?, expires_ms = ? WHERE digest = ? AND token = ? "
-            "AND state = 'processing' AND num_chunks = 0",
+            "AND state = 'processing' AND num_chunks = 0 "
+            "AND NOT EXISTS (SELECT 1 FROM requests WHERE requests.digest = records.digest)",
             (
                 end.state,
                 encode_head(end.head),

@@ -44,6 +44,7 @@ if holder == claim_id then
     return {'claimed', tonumber(token), tonumber(number), 0, 0, '', is_unwritten and 1 or 0}
 end
 if tonumber(lease_until) > now or ARGV[11] == '0' then return {'running', tonumber(token)} end
+if lapse(digest) then return {'settled', 'dead', 0} end
 make_durable()
 if is_in_flight == '1' and sent_safely == '0' and ARGV[10] == 'fail' then
     redis.call('DEL', chunks, request)

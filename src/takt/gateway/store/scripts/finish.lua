@@ -16,5 +16,9 @@ if ARGV[8] == '1' then redis.call('SET', request, ARGV[9]) end
 if ARGV[7] ~= '' then add_attempt(ARGV[7]) end
 keep_for(tonumber(ARGV[4]), 'state', state, 'in_flight', 0, 'head', ARGV[5],
     'num_chunks', num_chunks, 'cause', ARGV[6], 'updated_ms', now)
-if state == 'dead' then redis.call('ZADD', dead, now, ARGV[10]) end
+if state == 'dead' then
+    redis.call('ZADD', dead, now, ARGV[10])
+elseif redis.call('DEL', request) == 1 then
+    redis.call('ZREM', dead, ARGV[10])
+end
 return 1

@@ -85,11 +85,32 @@ local function of_claim(token, claim_id, owner, lease_ms, upstream, deduplicates
         'updated_ms', now
 end
 
-local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates)
+-- A letter that is replayed keeps its request, and among the dead the place 0.
+local function take(digest, claim_id, owner, lease_ms, ttl_ms, upstream, deduplicates, is_replay)
     local token = next_token()
-    redis.call('DEL', chunks, request)
-    redis.call('ZREM', dead, digest)
+    redis.call('DEL', chunks)
+    if is_replay then
+        redis.call('ZADD', dead, 0, digest)
+    else
+        redis.call('DEL', request)
+        redis.call('ZREM', dead, digest)
+    end
     keep_for(ttl_ms, of_claim(token, claim_id, owner, lease_ms, upstream, deduplicates))
     local is_sent = upstream == '' and 0 or 1
     return tonumber(token), redis.call('HINCRBY', record, 'num_attempts', is_sent)
+end
+
+-- A letter whose replay was killed is dead again: true if this is one.
+local function lapse(digest)
+    local state, lease_until, in_flight = get('state', 'lease_until_ms', 'in_flight')
+    if state ~= 'processing' or tonumber(lease_until) > now or is_absent()
+        or redis.call('EXISTS', request) == 0 then
+        return false
+    end
+    redis.call('DEL', chunks)
+    redis.call('HINCRBY', record, 'num_unknown', tonumber(in_flight))
+    redis.call('HSET', record, 'state', 'dead', 'in_flight', 0, 'num_chunks', 0, 'head', '',
+        'cause', 'replay_interrupted', 'updated_ms', now)
+    redis.call('ZADD', dead, now, digest)
+    return true
 end
