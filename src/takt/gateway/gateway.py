@@ -40,6 +40,8 @@ from takt.gateway.upstream import Upstream
 
 logger = logging.getLogger("takt.gateway")
 
+MAX_UNANSWERED = 10_000
+
 RELEASE_SECONDS = 1.0
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -179,6 +181,8 @@ class Gateway:
             return await self.parts.store.claim(identity, terms)
         except StoreUnavailableError as error:
             self._unanswered[identity.digest] = (identity, terms)
+            if len(self._unanswered) > MAX_UNANSWERED:
+                del self._unanswered[next(iter(self._unanswered))]
             self.parts.keeper.store_failed(error)
             raise store_unavailable() from None
 
@@ -198,15 +202,17 @@ class Gateway:
             ttl_ms=1000 * self.parts.policy.ttl.failed_retryable,
             cause="the store did not answer in time",
         )
+        store = self.parts.store
         while self._unanswered:
-            digest, (identity, terms) = next(iter(self._unanswered.items()))
+            digest, (_, terms) = next(iter(self._unanswered.items()))
             try:
-                claim = await self.parts.store.claim(
-                    identity, structs.replace(terms, upstream="", allow_takeover=False)
-                )
+                snapshot = await store.read(digest)
                 # Not if somebody asked again meanwhile, with the claim's own name.
-                if self._unanswered.pop(digest, None) and isinstance(claim, Claimed):
-                    await self.parts.store.finish(Held(digest, claim.token), finish)
+                if self._unanswered.pop(digest, None) is None or digest in self._executions:
+                    continue
+                record = None if snapshot is None else snapshot.record
+                if record and record.state is State.PROCESSING and record.owner == terms.owner:
+                    await store.finish(Held(digest, record.token), finish)
             except StoreUnavailableError as error:
                 self.parts.keeper.store_failed(error)
                 return
