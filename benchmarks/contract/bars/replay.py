@@ -91,7 +91,7 @@ def _replay(session: Session, policy: _Policy) -> tuple[list[Figure], dict[str, 
     long_ttft_ms = session.targets.long_ttft_ms
     planned = Mix(rate, run_s, 7, long_ttft_ms, LOAD, SCALE).arrivals()
     print(f"  {policy.name}: {len(planned)} requests in {run_s:.0f} s", flush=True)
-    served = serve(session.model, policy.arguments, planned)
+    served = serve(session.model, policy.arguments, planned, keeps_targets=policy.slo.is_given)
     outcome = served.outcome
     # When they were really sent, on the same clock.
     sent = {r.index: r.sent_ns - outcome.start_ns for r in served.run.records}
