@@ -2,115 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
+from gated_scheduler import MS, Served, backlog
 
-from takt.clock import ManualClock
-from takt.config import CacheOptions, SchedulerOptions
+from takt.config import SchedulerOptions
 from takt.engine.gate import Gate
 from takt.engine.messages import AddRequest
 from takt.errors import InvalidRequestError, OverloadedError
-from takt.kvcache.manager import KVCacheManager
-from takt.scheduler.create import create_scheduler
-from takt.scheduler.learned_step_time import LearnedStepTime
-from takt.scheduler.pace import PaceScheduler
-from takt.scheduler.request import Request
-from takt.scheduler.slo import SLO
-from takt.scheduler.step_time import StepCoefficients, StepFeatures, StepTimeModel
-from takt.types.kv import KVCacheSpec, KVDtype, KVGroupSpec
+from takt.scheduler.step_time import StepFeatures
 from takt.types.sampling_params import SamplingParams
-
-MS = 1_000_000
-MODEL = StepTimeModel(
-    (StepCoefficients(3e6, 4e4, 0, 0, 0), StepCoefficients(5e5, 4e5, 4e5, 0, 0)),
-    residual_ratios=(1.0,) * 200,
-)
-
-
-class Served:
-    """An engine's scheduler and the gate in front of it."""
-
-    def __init__(self, *, num_kv_tokens: int = 40_000, **options: object) -> None:
-        self.options = SchedulerOptions(
-            **{"max_num_seqs": 32, "admission": "refuse", **options}  # type: ignore[arg-type]
-        )
-        spec = KVCacheSpec((KVGroupSpec((0,), None),), 1, 1, 16, KVDtype.BF16)
-        kv = KVCacheManager(spec, [num_kv_tokens // 16], False, max_num_seqs=32, max_model_len=8192)
-        self.learned = LearnedStepTime(MODEL)
-        scheduler = create_scheduler(self.options, CacheOptions(), kv, 8192, predictor=self.learned)
-        assert isinstance(scheduler, PaceScheduler)
-        self.scheduler = scheduler
-        self.clock = ManualClock()
-        self.gate = Gate(self.options, self.clock)
-        self.num_taken = 0
-        self.num_outstanding = 0
-        self.first_token_ns: dict[str, int] = {}
-        self.arrival_ns: dict[str, int] = {}
-        self.tell()
-
-    def tell(self) -> None:
-        """What a step's message brings to the server."""
-        self.gate.take(self.scheduler.load(self.num_taken, self.clock.now_ns(), with_jobs=True))
-
-    def ask(
-        self,
-        name: str,
-        num_prompt: int = 100,
-        max_tokens: int = 20,
-        *,
-        deliver: bool = True,
-        **fields: int,
-    ) -> None:
-        request = AddRequest(
-            name, [1] * num_prompt, SamplingParams(max_tokens=max_tokens), **fields
-        )
-        self.gate.check([request], self.num_outstanding)
-        self.gate.sent(request)
-        self.num_outstanding += 1
-        self.arrival_ns[name] = self.clock.now_ns()
-        if deliver:
-            self.deliver(request)
-
-    def deliver(self, request: AddRequest) -> None:
-        limit = request.sampling.max_tokens
-        assert limit is not None
-        self.num_taken += 1
-        self.scheduler.add(
-            Request(
-                request_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                sampling=request.sampling,
-                max_tokens=limit,
-                stop_token_ids=frozenset(),
-                arrival_ns=self.clock.now_ns(),
-                priority=request.priority,
-                slo=SLO(request.slo_itl_ns, request.slo_ttft_ns),
-            )
-        )
-
-    def step(self) -> None:
-        output = self.scheduler.schedule(self.clock.now_ns())
-        if output.is_empty:
-            self.clock.advance(MS)
-            return
-        num_decodes = output.total_num_scheduled_tokens - output.num_prefill_tokens
-        features = StepFeatures(num_decodes, output.num_prefill_tokens, 0, 0)
-        duration = int(MODEL.predict_ns(features))
-        self.clock.advance(duration)
-        for item in output.scheduled:
-            if item.samples:
-                self.first_token_ns.setdefault(item.request.request_id, self.clock.now_ns())
-        sampled = [2] * output.num_sampled
-        for ended in self.scheduler.update(output, sampled):
-            self.gate.ended(ended.request.request_id)
-            self.num_outstanding -= 1
-        self.scheduler.observe(features, duration, self.clock.now_ns())
-        self.tell()
-
-    def run(self) -> None:
-        while self.scheduler.has_work:
-            self.step()
 
 
 def test_an_idle_server_lets_in_what_it_can_serve_in_time() -> None:
@@ -186,13 +86,6 @@ def test_an_earlier_promise_is_not_broken_for_a_shorter_request() -> None:
     assert "earlier_promises" in refused
 
 
-def backlog(served: Served) -> None:
-    """As many requests as are let in, one after the other."""
-    with pytest.raises(OverloadedError):
-        for i in range(50):
-            served.ask(f"r{i}", 400)
-
-
 def test_a_costly_prompt_with_a_late_deadline_does_not_push_others_out() -> None:
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
     served.ask("alone", 4000, 1, slo_ttft_ns=6_000 * MS)  # nobody waits: it is let in
@@ -225,69 +118,12 @@ def test_beside_streams_no_cost_is_too_high_while_no_prompt_waits() -> None:
     served.ask("costly", 4000, 1, slo_ttft_ns=8_000 * MS)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_whoever_asks_again_with_the_attainable_target_is_let_in(seed: int) -> None:
-    rng = random.Random(seed)
-    served = Served(
-        slo_itl_p99_ms=rng.choice([6.0, 12.0]), slo_ttft_p99_ms=rng.choice([400.0, 1_000.0])
-    )
-    reasons: set[str] = set()
-    for i in range(40):
-        size = (rng.choice([50, 400, 3000]), rng.choice([1, 20, 400]))
-        target_ms = rng.choice([None, 700, 2_500, 6_000, 20_000])
-        own = {} if target_ms is None else {"slo_ttft_ns": target_ms * MS}
-        level = {"priority": rng.choice([0, 0, 1, 3])}
-        try:
-            served.ask(f"r{i}", *size, **level, **own)
-        except InvalidRequestError:
-            pass  # that would be late even alone
-        except OverloadedError as error:
-            assert error.details is not None
-            attainable = error.details["attainable"]["ttft_ms"]  # type: ignore[index]
-            reasons.add(error.code)
-            served.ask(f"again{i}", *size, **level, slo_ttft_ns=int(attainable) * MS)
-        for _ in range(rng.choice([0, 0, 5])):
-            served.step()
-    assert reasons
-
-
-def test_what_no_target_helps_has_none_that_is_attainable() -> None:
-    """Of a request that goes before all others, whatever its target."""
-    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
-    backlog(served)
-    with pytest.raises(OverloadedError, match="others that were let in before") as got:
-        for i in range(20):
-            served.ask(f"first{i}", 400, slo_ttft_ns=5_000 * MS, priority=-1)
-    assert got.value.code == "earlier_promises"
-    assert got.value.details is not None
-    assert got.value.details["attainable"]["ttft_ms"] is None  # type: ignore[index]
-
-
 def test_prompts_that_are_refused_do_not_make_their_like_ordinary() -> None:
     served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
     backlog(served)
     for i in range(200):
         with pytest.raises(OverloadedError, match="costly_prompt"):
             served.ask(f"again{i}", 4000, 1, slo_ttft_ns=4_000 * MS)
-
-
-def test_a_refusal_names_the_target_that_it_was_asked() -> None:
-    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
-    backlog(served)
-    with pytest.raises(OverloadedError, match=r"prefill_backlog.*within 2200 ms \(predicted"):
-        served.ask("costly", 4000, 1, slo_ttft_ns=2_200 * MS)
-
-
-def test_with_the_attainable_target_a_place_behind_others_is_in_time_too() -> None:
-    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=1_000.0)
-    backlog(served)
-    for i in range(12):
-        served.ask(f"patient{i}", 400, slo_ttft_ns=30_000 * MS)
-    with pytest.raises(OverloadedError, match="costly_prompt") as got:
-        served.ask("costly", 3000, 1, slo_ttft_ns=4_000 * MS)
-    assert got.value.details is not None
-    attainable = got.value.details["attainable"]["ttft_ms"]  # type: ignore[index]
-    served.ask("costly", 3000, 1, slo_ttft_ns=int(attainable * MS))
 
 
 def test_a_cheap_prompt_may_wait_as_long_as_it_likes() -> None:
@@ -330,29 +166,6 @@ def test_without_a_target_of_ttft_the_batchs_peak_decides() -> None:
             served.step()
     assert got.value.code == "itl_at_peak"
     assert served.scheduler.num_running >= 8
-
-
-@pytest.mark.parametrize("admission", ["queue", "refuse"])
-def test_a_target_tighter_than_an_idle_server_gives_is_an_error(admission: str) -> None:
-    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=5000.0, admission=admission)
-    with pytest.raises(InvalidRequestError, match=r"slo.itl_ms is 2, .* take 3\.\d+ ms") as itl:
-        served.ask("a", slo_itl_ns=2 * MS)
-    with pytest.raises(InvalidRequestError, match=r"slo.ttft_ms is 50, .* even alone") as ttft:
-        served.ask("b", 1000, slo_ttft_ns=50 * MS)
-    assert (itl.value.param, ttft.value.param) == ("slo.itl_ms", "slo.ttft_ms")
-    assert itl.value.code == ttft.value.code == "slo_unattainable"
-    # The figures that they name are let in.
-    enough_itl, enough_ttft = (float(str(e.value).split()[-1]) for e in (itl, ttft))
-    assert 3 < enough_itl < 4 and 400 < enough_ttft < 500
-    served.ask("a", slo_itl_ns=round(enough_itl * MS))
-    served.run()
-    served.ask("b", 1000, slo_ttft_ns=round(enough_ttft * MS))
-
-
-def test_a_request_without_gaps_cannot_miss_a_target_of_gaps() -> None:
-    served = Served(slo_itl_p99_ms=12.0, slo_ttft_p99_ms=5000.0)
-    served.ask("one", max_tokens=1, slo_itl_ns=1)
-    served.ask("none", max_tokens=0, slo_itl_ns=1)
 
 
 def test_a_disturbed_machine_refuses_for_a_while_and_calls_nobody_wrong() -> None:

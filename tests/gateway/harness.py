@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,10 @@ class Answered:
     @property
     def is_replay(self) -> bool:
         return self.headers.get("Idempotency-Replayed") == "true"
+
+
+def code_of(answered: Answered) -> str:
+    return str(json.loads(answered.body)["error"]["code"])
 
 
 class Harness:

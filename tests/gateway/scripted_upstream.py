@@ -14,6 +14,10 @@ Reply = Callable[["ScriptedUpstream", web.Request, bytes], Awaitable[web.StreamR
 EVENTS = tuple(b'data: {"text": "token %d"}\n\n' % i for i in range(4))
 DONE = b"data: [DONE]\n\n"
 STREAM = b"".join(EVENTS) + DONE
+BEGUN = b"".join(EVENTS[:2])
+ERROR_EVENT = b'data: {"error": {"message": "the engine died"}}\n\n'
+MORE = b""
+"""Stands for what should follow an event, and does not come."""
 
 
 @dataclass

@@ -10,8 +10,8 @@ from harness import Harness
 from scripted_upstream import ScriptedUpstream
 
 from takt.gateway import gateway as gateway_module
-from takt.gateway.states import Claim, Identity, State, Terms
-from takt.gateway.store.base import StoreUnavailableError
+from takt.gateway.states import Claim, Finish, Identity, State, Terms
+from takt.gateway.store.base import Held, StoreUnavailableError
 
 
 def test_a_client_that_goes_while_its_key_is_claimed_gets_the_answer_later(
@@ -98,6 +98,37 @@ def test_a_claim_without_an_answer_is_released_once_the_store_is_back(
             answered = await other.post()
             assert (answered.status, answered.body) == (200, b'{"n": 1}')
             assert (await one.post()).is_replay
+
+    runner.run(scenario())
+
+
+def test_a_release_that_fails_is_made_again(
+    runner: asyncio.Runner,
+    upstream: ScriptedUpstream,
+    sqlite_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_module, "RELEASE_SECONDS", 0.0)
+
+    async def scenario() -> None:
+        async with Harness([upstream], sqlite_url, on_unknown="fail") as gateway:
+            forgetful = Forgetful(gateway)
+            assert (await gateway.post()).status == 503
+            store, has_failed = gateway.parts.store, asyncio.Event()
+
+            async def fail(held: Held, finish: Finish) -> bool:
+                del store.finish  # type: ignore[method-assign]
+                has_failed.set()
+                raise StoreUnavailableError("the store did not answer")
+
+            store.finish = fail  # type: ignore[method-assign]
+            gateway.parts.keeper.store_answered()
+            await has_failed.wait()
+            assert await state_of(gateway, forgetful.digest) is State.PROCESSING
+            gateway.parts.keeper.store_answered()
+            while await state_of(gateway, forgetful.digest) is State.PROCESSING:
+                await asyncio.sleep(0.001)
+            assert (await gateway.post()).body == b'{"n": 1}'
 
     runner.run(scenario())
 

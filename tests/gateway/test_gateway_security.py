@@ -11,17 +11,13 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from harness import BODY, PATH, Answered, Harness
+from harness import BODY, PATH, Harness, code_of
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from scripted_upstream import STREAM, ScriptedUpstream, answer, stream
 
 from takt.errors import ConfigError
 from takt.gateway.otel_tracing import OtelTracing
 from takt.gateway.sealing import EncryptingSealer, PlainSealer, SealError, make_sealer, read_keys
-
-
-def code_of(answered: Answered) -> str:
-    return str(json.loads(answered.body)["error"]["code"])
 
 
 def test_oversized_bodies_and_keys_are_refused_and_nothing_is_executed(

@@ -8,7 +8,8 @@ from takt.clock import Clock, MonotonicClock
 from takt.config import SchedulerOptions
 from takt.engine.messages import AddRequest
 from takt.errors import OverloadedError
-from takt.scheduler.admission import COSTLY, Admission, Ask, Missed, Refusal
+from takt.scheduler.admission import COSTLY, Admission, Missed, Refusal
+from takt.scheduler.ask import Ask
 from takt.scheduler.load_snapshot import LoadSnapshot
 from takt.scheduler.slo import NS_PER_MS, SLO
 

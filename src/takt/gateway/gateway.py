@@ -204,16 +204,18 @@ class Gateway:
         )
         store = self.parts.store
         while self._unanswered:
-            digest, (_, terms) = next(iter(self._unanswered.items()))
+            digest, unanswered = next(iter(self._unanswered.items()))
             try:
                 snapshot = await store.read(digest)
                 # Not if somebody asked again meanwhile, with the claim's own name.
                 if self._unanswered.pop(digest, None) is None or digest in self._executions:
                     continue
                 record = None if snapshot is None else snapshot.record
-                if record and record.state is State.PROCESSING and record.owner == terms.owner:
+                if record and record.state is State.PROCESSING and record.owner == self._owner:
                     await store.finish(Held(digest, record.token), finish)
             except StoreUnavailableError as error:
+                if digest not in self._executions:
+                    self._unanswered.setdefault(digest, unanswered)
                 self.parts.keeper.store_failed(error)
                 return
 

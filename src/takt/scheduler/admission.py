@@ -6,17 +6,15 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from takt.errors import InvalidRequestError
 from takt.scheduler.allowance import CONFIDENCE, Allowance, MeanCost
+from takt.scheduler.ask import UNATTAINABLE, Alone, Ask, check_attainable
 from takt.scheduler.deadline import NO_TTFT_NS, deadline_order, target_weight
 from takt.scheduler.forecast import ITL_AT_PEAK, PROMISES, Fluid, Forecast
 from takt.scheduler.gap_risk import HEADROOM
 from takt.scheduler.load_snapshot import Job, LoadSnapshot, SnapshotModel
-from takt.scheduler.prefill_budget import with_chunk
 from takt.scheduler.slo import NS_PER_MS, SLO
-from takt.scheduler.step_time import StepFeatures
 
 _MAX_ELAPSED_NS = 500_000_000
 """Time since the last step that is taken as progress; an engine may also be held up."""
@@ -25,23 +23,9 @@ _MAX_AGE_NS = 5_000_000_000
 """An engine that has idled so long may be faster than it was: the next request is let in, and
 tells. Else one that refuses everybody would never learn better."""
 
-UNATTAINABLE = "slo_unattainable"
 
 COSTLY = "costly_prompt"
 """Its first token would be in time, but others would be kept out for it: see `Allowance`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A request as admission sees it."""
-
-    request_id: str
-    num_prompt_tokens: int
-    max_tokens: int
-    num_seqs: int
-    priority: int
-    slo: SLO
-    """Its own targets, without the server's."""
 
 
 class Missed(enum.Enum):
@@ -146,7 +130,8 @@ class Admission:
         """Raises if only the request's own prompts are in each other's way."""
         snapshot, num_in = self.snapshot, len(self._beside)
         assert snapshot is not None
-        if num_in and snapshot.is_idle and not self._under_way:
+        is_alone = snapshot.is_idle and not self._under_way
+        if num_in and is_alone and refusal.missed is not Missed.GAPS:
             raise InvalidRequestError(
                 f"of the request's {len(asks)} prompts even an idle server could let in {num_in} "
                 f"at a time, if all are to have their targets ({refusal.reason}): send them in "
@@ -287,73 +272,6 @@ def _job(ask: Ask, target: SLO, snapshot: LoadSnapshot, now_ns: int) -> Job:
         itl_ns=target.itl_ns,
         deadline_ns=None if target.ttft_ns is None else now_ns + target.ttft_ns,
     )
-
-
-class Alone(NamedTuple):
-    """Latencies of a request that has the server to itself."""
-
-    ttft_ms: float
-    itl_ms: float
-    """The longest gap, which is the last; 0 without any."""
-
-    @classmethod
-    def of(cls, ask: Ask, most_tokens: int, model: SnapshotModel, *, is_p99: bool = True) -> Alone:
-        """With steps of at most `most_tokens` of a prompt; their P99, or what is expected.
-
-        Of a prompt's steps one is as long as its P99, not all of them.
-        """
-        ttft_ns = excess_ns = 0.0
-        start = 0
-        nothing = StepFeatures(0, 0, 0, 0)
-        while start < ask.num_prompt_tokens:
-            chunk = min(ask.num_prompt_tokens - start, most_tokens)
-            step = with_chunk(nothing, start, chunk)
-            step_ns = model.predict_ns(step)
-            ttft_ns += step_ns
-            if is_p99:
-                excess_ns = max(excess_ns, model.p99_ns(step) - step_ns)
-            start += chunk
-        if ask.max_tokens <= 1:
-            return cls((ttft_ns + excess_ns) / NS_PER_MS, 0.0)
-        num_kv = ask.num_seqs * (ask.num_prompt_tokens + ask.max_tokens)
-        decode = StepFeatures(ask.num_seqs, 0, num_kv, num_kv)
-        itl_ns = model.p99_ns(decode) if is_p99 else model.predict_ns(decode)
-        return cls((ttft_ns + excess_ns) / NS_PER_MS, itl_ns / NS_PER_MS)
-
-
-def check_attainable(
-    ask: Ask, target: SLO, snapshot: LoadSnapshot, p99: Alone, refuses: bool
-) -> None:
-    """Raises `InvalidRequestError` for a target below what the request takes on an idle server.
-
-    That is its P99 for the request's own targets. A server's own count only where it `refuses`, and
-    against the time that is expected: what is too late on a machine that is disturbed for a while
-    is refused for a while, and no mistake of the client's.
-    """
-    most_tokens = snapshot.max_num_batched_tokens
-    for name, own_ns, target_ns, share in (
-        ("itl_ms", ask.slo.itl_ns, target.itl_ns, HEADROOM),
-        ("ttft_ms", ask.slo.ttft_ns, target.ttft_ns, CONFIDENCE),
-    ):
-        if target_ns is None or (own_ns is None and not refuses):
-            continue
-        asked_ms, best_ms = target_ns / NS_PER_MS, getattr(p99, name)
-        if asked_ms >= best_ms:
-            continue
-        # With that it is let in on an idle server, now and after a few more steps.
-        enough_ms = math.ceil(best_ms / share * 10) / 10
-        if own_ns is None:
-            expected = Alone.of(ask, most_tokens, SnapshotModel(snapshot), is_p99=False)
-            best_ms = getattr(expected, name)
-            if asked_ms >= best_ms:
-                continue
-        whose = f"slo.{name} is" if own_ns is not None else f"this server's {name} is"
-        raise InvalidRequestError(
-            f"{whose} {asked_ms:g}, and this request would take {best_ms:.2f} ms even alone "
-            f"on the server: give slo.{name} of at least {enough_ms:g}",
-            param=f"slo.{name}",
-            code=UNATTAINABLE,
-        )
 
 
 def _disturbed(p99: Alone, target: SLO, allowance: Allowance) -> Refusal | None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from takt.plan.simulate.arrivals import Arrival
 from takt.plan.simulate.result import Floats
-from takt.scheduler.admission import Admission, Ask
+from takt.scheduler.admission import Admission
+from takt.scheduler.ask import Ask
 from takt.scheduler.base import Scheduler
 from takt.scheduler.learned_step_time import LearnedStepTime
 from takt.scheduler.pace import PaceScheduler
