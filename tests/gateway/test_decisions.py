@@ -296,6 +296,7 @@ def test_no_message_shows_the_secret_of_a_mistaken_url() -> None:
         lambda: make_store(f"redi://:{secret}@host"),
         lambda: make_store(f"redis://:{secret}/x@host:port/0"),
         lambda: make_store(f"redis://host/0?nothing={secret}"),
+        lambda: make_store(f"redis://:half?{secret}@host/0"),
         lambda: asyncio.run(make_store(f"{closed}?password=a@{secret}").open()),
         lambda: asyncio.run(make_store(f"{closed}?password={secret}").open()),
         lambda: asyncio.run(make_store(f"{closed}#a@{secret}").open()),

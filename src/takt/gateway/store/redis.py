@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -46,6 +47,17 @@ logger = logging.getLogger("takt.gateway")
 _PROBE = ("SET", PREFIX + "probe", 1, "PX", 1000)
 """A write, whatever else there is."""
 
+_OPTIONS = (
+    "db",
+    "username",
+    "password",
+    "client_name",
+    "socket_keepalive",
+    "health_check_interval",
+)
+"""Of a URL, with those that begin with `ssl_`. The library takes any of its own arguments, some of
+which change its answers, and some fail in its midst."""
+
 TIMEOUT_SECONDS = 2.0
 NUM_RETRIES = 2
 
@@ -66,6 +78,7 @@ class RedisStore:
         self._now_ms = now_ms or (lambda: 0)
         self._backoff = ExponentialWithJitterBackoff(cap=0.2, base=0.02)
         self._url = url
+        _check_options(url)
         try:
             self._pipe = ScriptPipe(url, TIMEOUT_SECONDS)
         except Exception:  # an option in the query fails in the library wherever it is used
@@ -292,6 +305,21 @@ async def _fsync(client: Redis) -> str:
     except RedisError:
         return "always"
     return answer.get("appendfsync") or "always"
+
+
+def _check_options(url: str) -> None:
+    """Raises `ConfigError` for an option that is not for users. What stands where a name should may
+    be a part of the password: it is not repeated."""
+    try:
+        options = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    except ValueError:
+        return  # the library says what a URL is
+    if all([name in _OPTIONS or name.startswith("ssl_") for name, _ in options]):
+        return
+    raise ConfigError(
+        f"--store has an option that redis:// URLs have not; there are {', '.join(_OPTIONS)}, and "
+        "ssl_* with rediss://"
+    )
 
 
 def _without_password(url: str) -> str:
