@@ -23,7 +23,6 @@ _MAX_AGE_NS = 5_000_000_000
 """An engine that has idled so long may be faster than it was: the next request is let in, and
 tells. Else one that refuses everybody would never learn better."""
 
-
 COSTLY = "costly_prompt"
 """Its first token would be in time, but others would be kept out for it: see `Allowance`."""
 

@@ -19,6 +19,9 @@ TURNS_FROM = 1.25
 """What a token of a prompt costs beside decodes, in terms of one in a step of prompts: from there
 on prompts and decodes better take turns. In turns decodes go in larger batches, too, so that a
 little is enough: with 2, targets that leave a prompt 30 to 60 tokens a step halve the goodput."""
+_TURN_SPARE = 0.2
+"""Of its target of TTFT, what a prompt that waits for the end of a batch has to be early by: others
+join those in front of it, and a batch's end is no more than expected."""
 _FULL_CHUNK = 256
 _LOOKS_APART = 32
 
@@ -99,7 +102,24 @@ class BatchGrowth:
             decode_step(num_seqs, num_seqs * num_tokens)
         )
 
-    def beside_ns(
+    def turn_is_better(
+        self,
+        request: Request,
+        decodes: StepFeatures,
+        bounds: Sequence[StepBound],
+        most: int,
+        *,
+        after_ns: float,
+        passed_ns: int,
+        ttft_ns: int,
+    ) -> bool:
+        """Whether a prompt, `passed_ns` after it came, better waits for these decodes to end, with
+        which it would be done in `after_ns`: it is in time then, or sooner than beside them."""
+        beside_ns = self._beside_ns(request, decodes, bounds, most)
+        is_in_time = passed_ns + after_ns <= (1.0 - _TURN_SPARE) * ttft_ns
+        return beside_ns is not None and (is_in_time or after_ns <= beside_ns < math.inf)
+
+    def _beside_ns(
         self, request: Request, decodes: StepFeatures, bounds: Sequence[StepBound], most: int
     ) -> float | None:
         """What the rest of a prompt takes beside these decodes, within their bounds and `most`

@@ -32,9 +32,6 @@ _MAX_JOBS = 256
 _SHARE_GAIN = 0.02
 _MAX_JUDGED = 16
 """Waiting prompts that are looked at when it is judged how urgent they are."""
-_TURN_SPARE = 0.2
-"""Of its target of TTFT, what a prompt that waits for the end of a batch has to be early by: others
-join those in front of it, and a batch's end is no more than expected."""
 _MAX_PASSED = 16
 """Waiting requests that others may pass in one step, since only their own target keeps them out."""
 
@@ -277,12 +274,11 @@ class PaceScheduler(Scheduler):
         num_steps = self._decoding.num_steps_left * self._output_share
         alone_ns = (first.num_tokens - first.num_computed_tokens) * self._prefill_token_ns
         after_ns = num_steps * self._predictor.predict_ns(decodes) + alone_ns
-        beside_ns = self._growth.beside_ns(
-            first, decodes, bounds, self._limits.max_num_batched_tokens
+        passed_ns, ttft_ns = now_ns - first.arrival_ns, self._deadlines.ttft_ns(first)
+        most = self._limits.max_num_batched_tokens
+        return self._growth.turn_is_better(
+            first, decodes, bounds, most, after_ns=after_ns, passed_ns=passed_ns, ttft_ns=ttft_ns
         )
-        latest_ns = first.arrival_ns + (1.0 - _TURN_SPARE) * self._deadlines.ttft_ns(first)
-        is_in_time = now_ns + after_ns <= latest_ns
-        return beside_ns is not None and (is_in_time or after_ns <= beside_ns < math.inf)
 
     def _holds_first_tokens(self, prefills: list[Request], now_ns: int) -> bool:
         """Whether no stream is to begin with this step, which has none."""
